@@ -1,0 +1,257 @@
+"""The `autograder` command. Exit codes: 0 fine, 1 found something, 2 usage or data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from autograder import course as courses
+from autograder import display
+from autograder.course import UserError
+from autograder.judge import PASSED
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Check your work, get hints, and grade classes: the normalization course's autograder.",
+)
+ExerciseName = Annotated[str, typer.Argument(metavar="EXERCISE", help="batchnorm_forward")]
+
+
+def main() -> None:
+    """Run the command; a user's mistake is a sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(str(error), file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"Cannot read or write{where}: {error.strerror}.", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("Interrupted. What was graded is saved; run the same command again.", file=sys.stderr)
+        sys.exit(130)
+
+
+def say(text: str) -> None:
+    """Print plain text, in ASCII where the terminal's encoding asks for it."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        for fancy, plain in (("✓", "ok"), ("✗", "x"), ("·", "-"), ("…", "..."), ("“", '"'),
+                             ("”", '"'), ("²", "^2"), ("−", "-")):  # fmt: skip
+            text = text.replace(fancy, plain)
+        text = text.encode(encoding, "replace").decode(encoding)
+    print(text)
+
+
+# ---- learners ------------------------------------------------------------------------------
+
+
+@app.command()
+def start(
+    folder: Annotated[Path, typer.Argument(help="where your copies go")] = Path("my-course"),
+    script: Annotated[bool, typer.Option(help="as Python scripts, for a terminal only")] = False,
+) -> None:
+    """Copy the notebooks into a folder of your own. Never overwrites your work."""
+    course = courses.current()
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in course.lessons:
+        target = folder / f"{lesson}{'.py' if script else '.ipynb'}"
+        if target.exists():
+            say(f"kept    {target} (yours)")
+        elif script:
+            import jupytext
+
+            notebook = jupytext.read(course.notebooks / f"{lesson}.ipynb")
+            jupytext.write(notebook, target, fmt="py:percent")
+            say(f"written {target}")
+        else:
+            shutil.copyfile(course.notebooks / f"{lesson}.ipynb", target)
+            say(f"written {target}")
+    say(f"Open it with: jupyter lab {folder}")
+
+
+@app.command()
+def check(
+    notebook: Annotated[Path, typer.Argument(help="your notebook, or a percent script of it")],
+    exercise: Annotated[str | None, typer.Argument(help="only this exercise")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the result as JSON")] = False,
+) -> None:
+    """Check a notebook's exercises. Exit code 0 if all passed, 1 if not."""
+    from autograder import grade
+
+    course = courses.current()
+    if not notebook.exists():
+        raise UserError(f"There is no notebook {notebook}.")
+    read = grade.read_notebook(notebook)
+    if exercise:
+        lesson, _ = course.find(exercise)
+    else:
+        lesson = grade.lesson_of(read, notebook.stem, course)
+        if not lesson:
+            raise UserError(f"{notebook} holds no exercise of this course.")
+    result = grade.check_notebook(read, course, lesson, exercise)
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=1))
+    else:
+        for line in result.repairs:
+            say(f"note: {line}")
+        for found in result.exercises:
+            say(display.text(found) + "\n")
+        say(f"{result.earned:g} of {sum(e.points for e in result.exercises):g} points")
+    raise typer.Exit(0 if all(e.verdict == PASSED for e in result.exercises) else 1)
+
+
+@app.command()
+def hint(
+    exercise: ExerciseName,
+    rung: Annotated[int, typer.Option(min=1, max=3, help="1 asks, 2 points, 3 shows")] = 1,
+) -> None:
+    """Show a hint for an exercise."""
+    from autograder.learn import hint_text
+
+    _, found = courses.current().find(exercise)
+    say(hint_text(found, rung))
+
+
+@app.command()
+def solution(exercise: ExerciseName) -> None:
+    """Show one way to write an exercise, and why."""
+    from autograder import lesson as lessons
+
+    course = courses.current()
+    lesson, found = course.find(exercise)
+    say(lessons.read(course, lesson).source(exercise))
+    if found.solution_note:
+        say(found.solution_note)
+
+
+# ---- instructors ---------------------------------------------------------------------------
+
+
+@app.command()
+def classroom(
+    folder: Annotated[Path, typer.Argument(help="the nbgrader course directory to write")],
+) -> None:
+    """Write an nbgrader course directory with all lessons, outside the repository."""
+    from autograder import classroom as classrooms
+
+    course = courses.current()
+    for line in classrooms.create(folder, course):
+        say(line)
+
+
+@app.command()
+def grade(
+    paths: Annotated[list[Path], typer.Argument(help="notebooks, folders, or a course directory")],
+    out: Annotated[Path | None, typer.Option(help="where results go (graded/)")] = None,
+    seed: Annotated[int | None, typer.Option(help="repeat a round of plain folders")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="at a time; default: the cores")] = None,
+    feedback: Annotated[bool, typer.Option(help="also write feedback pages (classroom)")] = False,
+) -> None:
+    """Grade submissions, each in a process of its own, and write the results."""
+    from autograder import classroom as classrooms
+    from autograder import grade as grading
+
+    course = courses.current()
+    rooms = [path for path in paths if classrooms.is_classroom(path)]
+    if rooms and len(paths) > 1:
+        raise UserError("Grade a course directory alone, without other paths.")
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        if rooms:
+            submissions = classrooms.submissions(rooms[0], course)
+        else:
+            submissions = grading.find_submissions(paths, course)
+        task = bar.add_task("grading", total=len(submissions))
+
+        def tell(result: grading.Result) -> None:
+            bar.advance(task)
+            if not console.is_terminal:
+                print(f"  {result.learner:<24} {result.total:<26} {result.status}", flush=True)
+
+        if rooms:
+            target = out or rooms[0]
+            results = classrooms.grade(rooms[0], course, submissions, jobs, tell)
+        else:
+            target = out or Path("graded")
+            results = grading.grade_all(submissions, course, seed, jobs, tell=tell)
+    grading.write_results(results, target)
+    if rooms and feedback:
+        classrooms.write_feedback(rooms[0], results)
+    _summarize(results, target)
+
+
+def _summarize(results: list, target: Path) -> None:  # type: ignore[type-arg]
+    from autograder import grade as grading
+
+    people = [r for r in results if r.status == grading.NEEDS_PERSON]
+    mended = [r for r in results if r.status == grading.REPAIRED]
+    for result in people:
+        say(f"needs a person: {result.learner} ({result.file}): {result.reason}")
+    say(f"{len(results) - len(people)} graded ({len(mended)} of them repaired), "
+        f"{len(people)} need a person")  # fmt: skip
+    say(f"results: {target / 'results'}")
+    say(f"next: autograder report {target}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="where `autograder grade` left its results")],
+    out: Annotated[Path | None, typer.Option(help="where the page goes (FOLDER/report)")] = None,
+) -> None:
+    """Write the class report: one HTML page and CSV tables, all offline."""
+    from autograder import report as reports
+
+    for path in reports.write(folder, out or folder / "report"):
+        say(f"written {path}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="a new folder for the sample class")] = Path(
+        "demo"
+    ),
+) -> None:
+    """Write a sample class, grade it, and write its gradebook, feedback and report."""
+    from autograder import sample_class
+
+    sample_class.demo(folder, courses.current(), say)
+
+
+# ---- authors -------------------------------------------------------------------------------
+
+
+@app.command()
+def build(
+    check: Annotated[bool, typer.Option("--check", help="write nothing, only compare")] = False,
+) -> None:
+    """Build the learner notebooks and the case bank from solutions/ and exercises/."""
+    from autograder import build as builder
+
+    course = courses.current()
+    course.solved("")  # says so where there is no checkout
+    problems = builder.build(course, check)
+    for line in problems:
+        say(line)
+    if not problems:
+        many = len(course.lessons)
+        say(f"{many} lesson{'s' if many != 1 else ''} {'in sync' if check else 'built'}")
+    raise typer.Exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

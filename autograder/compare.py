@@ -1,0 +1,136 @@
+"""Do two returned values agree, where do they first differ, and what is right about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from autograder.exercise import Outcome
+from autograder.values import Value
+
+# what a value computed in a lower precision than asked for is compared at; its form is wrong
+LOOSER = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
+
+ABSENT = Value("NoneType", problem="not there")
+
+
+def squeezed(array: np.ndarray) -> np.ndarray:
+    """The array without its axes of length 1: a right answer in the wrong shape stays right."""
+    return array.reshape([n for n in array.shape if n != 1])
+
+
+def differing(expected: Value, got: Value, tolerance: float) -> np.ndarray | None:
+    """A mask of the entries that differ, in the expected value's squeezed shape.
+
+    None where the two cannot be compared entry by entry (no numbers, another shape). The
+    tolerance is relative to the largest finite reference value; NaN agrees with NaN.
+    """
+    if expected.array is None or got.array is None:
+        return None
+    want, have = squeezed(expected.array), squeezed(got.array)
+    if want.shape != have.shape:
+        return None
+    want, have = want.astype(float), have.astype(float)
+    finite = np.abs(want[np.isfinite(want)])
+    scale = finite.max() if finite.size and finite.max() > 0 else 1.0
+    tolerance = max(tolerance, LOOSER.get(got.dtype, 0) if expected.dtype == "float64" else 0)
+    with np.errstate(all="ignore"):
+        near = np.abs(want - have) <= tolerance * scale
+    same = near | (want == have) | (np.isnan(want) & np.isnan(have))
+    return ~same
+
+
+def distance(expected: Value, got: Value) -> float:
+    """The largest difference, relative to the largest reference value; inf without numbers."""
+    if expected.array is None or got.array is None:
+        return np.inf
+    want, have = squeezed(expected.array).astype(float), squeezed(got.array).astype(float)
+    if want.shape != have.shape or not want.size:
+        return np.inf
+    with np.errstate(all="ignore"):
+        gap, scale = np.abs(want - have).max(), np.abs(want).max()
+    return float(gap / scale) if np.isfinite(gap) and scale > 0 else np.inf
+
+
+def agree(expected: Value, got: Value, tolerance: float) -> bool:
+    """Whether two values hold the same numbers, unit axes aside."""
+    mask = differing(expected, got, tolerance)
+    return mask is not None and not mask.any()
+
+
+def outcomes_agree(expected: Outcome, got: Outcome, names: Iterable[str], tolerance: float) -> bool:
+    """Whether two outcomes agree: the same failure, or the same numbers under every name."""
+    if expected.failure or got.failure:
+        return bool(
+            expected.failure
+            and got.failure
+            and (expected.failure.kind, expected.failure.type)
+            == (got.failure.kind, got.failure.type)
+        )
+    for name in names:
+        want, have = expected.outputs.get(name, ABSENT), got.outputs.get(name, ABSENT)
+        if want.array is None and have.array is None:
+            if (want.problem, want.shape) != (have.problem, have.shape):
+                return False
+        elif not agree(want, have, tolerance):
+            return False
+    return True
+
+
+def form_of(value: Value) -> tuple[str, str, tuple[int, ...]]:
+    """Kind, dtype and shape, as far as they are a matter of form: a 0-d array is a number."""
+    if value.array is not None and value.shape == () and value.type in ("float", "int", "ndarray"):
+        return "number", "", ()
+    return value.type, value.dtype, value.shape
+
+
+def same_form(expected: Value, got: Value) -> bool:
+    """Whether kind, dtype and shape are exactly the expected ones."""
+    return form_of(expected) == form_of(got)
+
+
+def facts(expected: Value, got: Value, tolerance: float) -> str:
+    """What is right about a wrong value, as one phrase, or nothing."""
+    if expected.array is None or got.array is None:
+        return ""
+    want, have = squeezed(expected.array).astype(float), squeezed(got.array).astype(float)
+    if want.shape != have.shape:
+        return _shape_facts(want, have, tolerance)
+    mask = differing(expected, got, tolerance)
+    if mask is None or not np.isfinite(have).all() or not np.isfinite(want).all():
+        return ""
+    scale = np.abs(want).max() or 1.0
+    if want.ndim == 2:
+        for axis, word in ((0, "column"), (1, "row")):
+            right = np.flatnonzero(~mask.any(axis=axis))
+            if 0 < len(right) < mask.shape[1 - axis]:
+                plural = "s" if len(right) > 1 else ""
+                agrees = "agree" if plural else "agrees"
+                return f"{word}{plural} {', '.join(map(str, right))} {agrees}"
+    if np.allclose(have, -want, rtol=0, atol=tolerance * scale):
+        return "the size of every entry; the sign is flipped throughout"
+    if want.ndim == 2 and want.shape[0] == want.shape[1]:
+        if np.allclose(have.T, want, rtol=0, atol=tolerance * scale):
+            return "every entry, but rows and columns have changed places"
+    if want.size > 1:
+        shift = have - want
+        if np.ptp(shift) <= tolerance * max(scale, np.abs(have).max()):
+            return f"everything up to a constant: yours is the expected {shift.flat[0]:+.4g}"
+        factor = (have * want).sum() / (want**2).sum()
+        if factor and np.allclose(have, factor * want, rtol=0, atol=tolerance * scale):
+            return f"everything up to a factor: yours is {factor:.4g} times the expected"
+    if not mask.all():
+        return f"{int((~mask).sum())} of {mask.size} entries"
+    return ""
+
+
+def _shape_facts(want: np.ndarray, have: np.ndarray, tolerance: float) -> str:
+    scale = np.abs(want).max() if want.size else 1.0
+    for axis in range(have.ndim):
+        for how, folded in (("summed", have.sum(axis)), ("averaged", have.mean(axis))):
+            if folded.shape == want.shape and np.allclose(
+                folded, want, rtol=0, atol=tolerance * (scale or 1.0)
+            ):
+                return f"the entries: {how} over axis {axis} they give the expected"
+    return ""

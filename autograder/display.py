@@ -1,0 +1,124 @@
+"""A result as plain text, as HTML for a notebook, as JSON. No JavaScript; words and ✓ ✗ carry
+the meaning, colour only repeats it."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+
+from autograder.judge import FAILED, NOT_ATTEMPTED, PASSED, CriterionResult, ExerciseResult
+
+MARKS = {PASSED: "✓", NOT_ATTEMPTED: "·", "not checked": "·"}
+COLUMNS = 80
+LABEL = 12
+
+
+def points(value: float) -> str:
+    return f"{value:g}"
+
+
+def text(result: ExerciseResult, captured: str = "") -> str:
+    """The whole result in lines of at most 80 columns."""
+    score = f"{points(result.earned)} of {points(result.points)} points"
+    lines = [f"{_mark(result.verdict)} {result.name}: {result.verdict}, {score}"]
+    for criterion in result.criteria:
+        lines.append("  " + _summary(criterion))
+    for criterion in told(result):
+        lines += ["", *block(result.name, criterion)]
+    if captured:
+        lines += ["", "  printed while checking:"]
+        lines += ["    " + line[: COLUMNS - 4] for line in captured.rstrip().split("\n")[:8]]
+    return "\n".join(lines)
+
+
+def told(result: ExerciseResult) -> list[CriterionResult]:
+    """The criteria whose message is shown in full: the first of each cause."""
+    shown: list[CriterionResult] = []
+    if result.verdict == NOT_ATTEMPTED and not any(c.mistakes for c in result.criteria):
+        return shown  # nothing to explain yet
+    for criterion in result.criteria:
+        if not criterion.message.rows or criterion.verdict == PASSED:
+            continue
+        causes = [(c.mistakes, c.verdict) for c in shown]
+        if (criterion.mistakes, criterion.verdict) in causes and (
+            criterion.mistakes or criterion.verdict != FAILED
+        ):
+            continue
+        shown.append(criterion)
+    return shown
+
+
+def _summary(criterion: CriterionResult) -> str:
+    score = f"{points(criterion.earned)}/{points(criterion.points)}"
+    tail = ""
+    if criterion.verdict != PASSED:
+        tail = " or ".join(criterion.mistakes) or criterion.verdict
+        if criterion.verdict == NOT_ATTEMPTED:
+            tail = NOT_ATTEMPTED
+    return f"{_mark(criterion.verdict)} {criterion.name:<20} {score:>6}  {tail}".rstrip()
+
+
+def _mark(verdict: str) -> str:
+    return MARKS.get(verdict, "✗")
+
+
+def block(exercise: str, criterion: CriterionResult) -> list[str]:
+    """One failed criterion, at most 12 lines."""
+    lines = [f"{_mark(criterion.verdict)} {criterion.name}: {criterion.message.headline}"]
+    for label, content in criterion.message.rows:
+        wrapped = textwrap.wrap(content, COLUMNS - LABEL, break_on_hyphens=False) or [""]
+        if len(wrapped) > 2:
+            wrapped = [wrapped[0], wrapped[1][: COLUMNS - LABEL - 2] + " …"]
+        lines.append(f"  {label:<{LABEL - 2}}{wrapped[0]}")
+        lines += [" " * LABEL + line for line in wrapped[1:]]
+    return lines[:12]
+
+
+STYLE = """<style scoped>
+.ng{font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;max-width:60em;
+ color:var(--jp-ui-font-color1,inherit)}
+.ng .ok{color:var(--jp-info-color0,#1763a6);font-weight:600}
+.ng .no{color:var(--jp-warn-color0,#b35900);font-weight:600}
+.ng table{border-collapse:collapse;margin:.3em 0}
+.ng td{padding:1px 12px 1px 0;text-align:left!important;vertical-align:top;background:none}
+.ng pre{font-family:var(--jp-code-font-family,monospace);font-size:12px;line-height:1.45;
+ margin:.2em 0 .2em;padding:.5em .8em;white-space:pre-wrap;border-left:3px solid
+ var(--jp-warn-color0,#b35900);background:var(--jp-layout-color2,rgba(128,128,128,.12));
+ color:inherit}
+.ng summary{cursor:pointer}
+</style>"""
+
+
+def as_html(result: ExerciseResult, captured: str = "") -> str:
+    """The same as HTML: the table of criteria, the first message open, the others folded."""
+    score = f"{points(result.earned)} of {points(result.points)} points"
+    parts = [STYLE, '<div class="ng">', "<div>", _span(result.verdict, result.verdict),
+             f" <b>{html.escape(result.name)}</b>: {score}</div>", "<table>"]  # fmt: skip
+    for criterion in result.criteria:
+        tail = " or ".join(criterion.mistakes) if criterion.verdict != PASSED else ""
+        parts.append(
+            f"<tr><td>{_span(criterion.verdict, criterion.name)}</td>"
+            f"<td>{points(criterion.earned)}/{points(criterion.points)}</td>"
+            f"<td>{html.escape(criterion.line)}</td>"
+            f"<td>{html.escape(tail or ('' if criterion.verdict == PASSED else criterion.verdict))}"
+            "</td></tr>"
+        )
+    parts.append("</table>")
+    for number, criterion in enumerate(told(result)):
+        lines = block(result.name, criterion)
+        opened = " open" if number == 0 else ""
+        parts.append(
+            f"<details{opened}><summary>{html.escape(lines[0])}</summary>"
+            f"<pre>{html.escape(chr(10).join(lines[1:]))}</pre></details>"
+        )
+    if captured:
+        parts.append(
+            "<details><summary>printed while checking</summary>"
+            f"<pre>{html.escape(captured[:4000])}</pre></details>"
+        )
+    return "".join([*parts, "</div>"])
+
+
+def _span(verdict: str, label: str) -> str:
+    kind = "ok" if verdict == PASSED else "no"
+    return f'<span class="{kind}">{_mark(verdict)} {html.escape(label)}</span>'

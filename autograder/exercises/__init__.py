@@ -1,0 +1,1 @@
+"""One module per lesson: probes, cases, criteria, hints and mistakes."""

@@ -1,0 +1,305 @@
+"""What a failing check says, as labelled lines: input, expected and yours, what is right, the
+diagnosis, one next step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autograder import compare
+from autograder.exercise import Case, Criterion, Exercise, Failure, Mistake, Outcome
+from autograder.values import Value
+
+WIDTH = 66  # of a line behind its label, which makes 78 columns
+
+# exceptions whose names may be shown: a name of the learner's own could spell out a hidden input
+KNOWN_EXCEPTIONS = {
+    name for name, obj in vars(__import__("builtins")).items()
+    if isinstance(obj, type) and issubclass(obj, BaseException)
+} | {"AxisError", "LinAlgError", "UFuncTypeError"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Message:
+    """A headline and labelled lines: given, expected, yours, error, right, diagnosis, next."""
+
+    headline: str = ""
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+def criterion(
+    exercise: Exercise,
+    criterion: Criterion,
+    troubled: Sequence[Case],
+    cases: Sequence[Case],
+    outcomes: Mapping[str, Outcome],
+    mistakes: Sequence[Mistake],
+    passing: Sequence[str],
+) -> Message:
+    """The message for a criterion that did not pass; inputs are shown of visible cases only."""
+    case = _telling(criterion, troubled, outcomes)
+    outcome = outcomes[case.id]
+    rows: list[tuple[str, str]] = []
+    if case.hidden:
+        rows += [("given", "an input that the check does not show")]
+    else:
+        rows += [("given", given(case.inputs))]
+    right = [m.right for m in mistakes if m.right][:1]
+    if outcome.failure:
+        headline, stopped = _stopped(outcome.failure, case.hidden)
+        rows += stopped
+        follow = _next_for(outcome.failure, exercise)
+    else:
+        name, headline = _first_difference(criterion, case, outcome)
+        want = case.expected.outputs.get(name, compare.ABSENT)
+        have = outcome.outputs.get(name, compare.ABSENT)
+        if not case.hidden:
+            label = name if len(criterion.outputs) > 1 else ""
+            rows += expected_and_yours(want, have, criterion.tolerance, label)
+        right = right or [compare.facts(want, have, criterion.tolerance)]
+        follow = f'Change one thing and check again, or ask hint("{exercise.name}")'
+        if case.hidden and not any(not c.hidden for c in troubled):
+            right = ["every input that the check shows"]
+            follow = "Is a number or a shape of the shown inputs written into the code?"
+        elif have.dtype in compare.LOOSER and want.dtype == "float64":
+            follow = f"You computed in {have.dtype}: keep the dtype of x, then check again"
+    right = [text for text in right if text] or [_right_elsewhere(troubled, cases, passing)]
+    rows += [("right", right[0])] if right[0] else []
+    if mistakes:
+        rows += [("diagnosis", " or ".join(f"{m.name}: {m.diagnosis}" for m in mistakes))]
+        follow = mistakes[0].next
+    rows += [("next", follow)]
+    return Message(headline, tuple(rows))
+
+
+def form(
+    exercise: Exercise,
+    criterion: Criterion,
+    case: Case,
+    name: str,
+    got: Outcome,
+    mistakes: Sequence[Mistake],
+) -> Message:
+    """The message for right numbers in the wrong form."""
+    want, have = case.expected.outputs[name], got.outputs.get(name, compare.ABSENT)
+    rows = [] if case.hidden else [("given", given(case.inputs))]
+    if compare.same_form(want, have):
+        headline = f"{name.removesuffix('_after')} was changed by the call"
+        if not case.hidden:
+            rows += expected_and_yours(want, have, 0.0, "")
+        follow = "Work on a copy: the caller still needs this array"
+    else:
+        headline = f"{name} has another form than asked for"
+        rows += [("expected", described(want)), ("yours", described(have))]
+        follow = "The docstring says which shape and dtype to return"
+    if have.array is not None and not name.endswith("_after"):
+        rows += [("right", "the numbers")]
+    if mistakes:
+        rows += [("diagnosis", " or ".join(f"{m.name}: {m.diagnosis}" for m in mistakes))]
+        follow = mistakes[0].next
+    return Message(headline, (*rows, ("next", follow)))
+
+
+def form_waits(exercise: Exercise, criterion: Criterion) -> Message:
+    """The message where no values are right yet, so that form cannot be judged."""
+    return Message("waits until some of the values are right")
+
+
+def grader_fault(what: str) -> Message:
+    """The message for a fault of ours."""
+    return Message(
+        "the grader failed, not your code",
+        (("error", what), ("next", "Please report this; no points are lost by it")),
+    )
+
+
+CLEAR = 0.05  # a difference that the eye sees
+
+
+def _telling(
+    criterion: Criterion, troubled: Sequence[Case], outcomes: Mapping[str, Outcome]
+) -> Case:
+    """The case to show: visible, and the first whose difference is plain, else the plainest."""
+
+    def plainness(case: Case) -> float:
+        got, want = outcomes[case.id], case.expected
+        if got.failure:
+            return np.inf
+        return max(
+            compare.distance(want.outputs[n], got.outputs.get(n, compare.ABSENT))
+            for n in criterion.outputs
+            if n in want.outputs
+        )
+
+    visible = [case for case in troubled if not case.hidden] or list(troubled)
+    for case in visible:
+        if plainness(case) >= CLEAR:
+            return case
+    return max(visible, key=plainness)
+
+
+def _first_difference(criterion: Criterion, case: Case, outcome: Outcome) -> tuple[str, str]:
+    """The first output that differs, and a headline that says how."""
+    for name in criterion.outputs:
+        want = case.expected.outputs.get(name, compare.ABSENT)
+        have = outcome.outputs.get(name, compare.ABSENT)
+        if want.array is None and have.array is None:
+            continue
+        if have.array is None:
+            return name, f"{name} is {have.problem}"
+        if want.array is None:
+            return name, f"{name} is there, though none is expected"
+        mask = compare.differing(want, have, criterion.tolerance)
+        if mask is None:
+            return name, f"{name} has the wrong shape"
+        if mask.any():
+            many = f" ({int(mask.sum())} of {mask.size} entries)" if mask.size > 1 else ""
+            return name, f"{name} differs{many}"
+    return criterion.outputs[0], "differs"
+
+
+def _stopped(failure: Failure, hidden: bool) -> tuple[str, list[tuple[str, str]]]:
+    if failure.kind == "returned":
+        return f"returned {failure.message}", []
+    if failure.kind == "raised":
+        kind = failure.type if failure.type in KNOWN_EXCEPTIONS else "an exception of its own"
+        if failure.type == "NotImplementedError":
+            return "not attempted yet for this input", []
+        where = f" (line {failure.line} of your code)" if failure.line and not hidden else ""
+        text = "" if hidden else failure.message
+        return f"raised {kind}{where}", [("error", text)] if text else []
+    if failure.kind == "timed out":
+        return "ran out of time", []
+    return "the process ended", [("error", failure.message)] if failure.message else []
+
+
+def _next_for(failure: Failure, exercise: Exercise) -> str:
+    if failure.kind == "returned":
+        return f"End the function with: return {exercise.returns.strip('()')}"
+    if failure.type == "NotImplementedError":
+        return f'Write this part, or start with hint("{exercise.name}")'
+    if failure.kind == "raised":
+        return "Call the function on this input yourself: the last line says what is wrong"
+    if failure.kind == "timed out":
+        return "Look for a loop that never ends, or that runs over far too much"
+    return "Look for exit(), os._exit(), a signal or far too much memory"
+
+
+def _right_elsewhere(
+    troubled: Sequence[Case], cases: Sequence[Case], passing: Sequence[str]
+) -> str:
+    fine = len(cases) - len(troubled)
+    if fine:
+        return f"{fine} of {len(cases)} inputs give the expected result"
+    return f"{' and '.join(passing[:2])} passed" if passing else ""
+
+
+def given(inputs: Mapping[str, object]) -> str:
+    """The inputs on one or two lines: names, values, nothing longer than fits."""
+    parts = []
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray):
+            parts.append(f"{name}={brief(value, width=WIDTH - len(name) - 1, sep=',')}")
+        elif isinstance(value, float):
+            parts.append(f"{name}={number(value)}")
+        else:
+            parts.append(f"{name}={value}")
+    line, room = "", 2 * WIDTH - 4
+    for part in parts:
+        if len(line) + len(part) + 2 > room:
+            return line + " …"
+        line += ("  " if line else "") + part
+    return line
+
+
+def expected_and_yours(
+    want: Value, have: Value, tolerance: float, label: str
+) -> list[tuple[str, str]]:
+    """Two lines, elided to the first rows that differ, each wrong entry marked with ✗."""
+    name = f"{label} = " if label else ""
+    if have.array is None:
+        return [("expected", name + described(want)), ("yours", have.problem)]
+    if want.array is None:
+        return [("expected", "none"), ("yours", name + brief(have.array, WIDTH - len(name)))]
+    mask = compare.differing(want, have, tolerance)
+    room = WIDTH - len(name)
+    if mask is None:
+        texts = [f"{v.shape}  {brief(v.array, room - 12)}" for v in (want, have)]
+        return [("expected", name + texts[0]), ("yours", name + texts[1])]
+    expected, yours = compare.squeezed(want.array), compare.squeezed(have.array)
+    digits = _telling_digits(expected, yours, mask)
+    start = _first_row(mask, room, digits)
+    return [
+        ("expected", name + brief(expected, room, digits=digits, start=start)),
+        ("yours", name + brief(yours, room, digits=digits, start=start, marks=mask)),
+    ]
+
+
+def _telling_digits(want: np.ndarray, have: np.ndarray, mask: np.ndarray) -> int:
+    """As few digits as show a difference."""
+    with np.errstate(all="ignore"):
+        pairs = list(zip(want[mask].flat, have[mask].flat, strict=True))[:20]
+    for digits in (4, 6, 8):
+        if any(number(a, digits) != number(b, digits) for a, b in pairs):
+            return digits
+    return 10
+
+
+def _first_row(mask: np.ndarray, room: int, digits: int) -> int:
+    if mask.ndim < 1 or mask.size * (digits + 3) <= room:
+        return 0
+    rows = mask.reshape(len(mask), -1).any(axis=1)
+    return int(np.argmax(rows)) if rows.any() else 0
+
+
+def described(value: Value) -> str:
+    """Kind, dtype and shape in words."""
+    if value.array is None:
+        return value.problem
+    if value.shape == ():
+        return f"one number ({value.type})"
+    kind = "" if value.type == "ndarray" else f" {value.type}"
+    return f"shape {value.shape}, {value.dtype}{kind}"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number in few characters: 1, 0.3015, 1e-05, nan."""
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    value = float(value)
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def brief(
+    array: np.ndarray,
+    width: int,
+    digits: int = 4,
+    start: int = 0,
+    marks: np.ndarray | None = None,
+    sep: str = " ",
+) -> str:
+    """An array on one line of `width` columns: from row `start`, wrong entries marked with ✗,
+    rows that do not fit elided."""
+    array = np.asarray(array)
+    marks = np.zeros(array.shape, bool) if marks is None else marks
+    if marks.size > 1 and marks.all():
+        return brief(array, width - 6, digits, start, None, sep) + "  ✗ all"
+    if array.ndim == 0:
+        return number(array[()], digits) + ("✗" if marks[()] else "")
+    parts = [] if start == 0 else ["…"]
+    used = 2 + len("".join(parts))
+    for index in range(start, len(array)):
+        room = width - used - 4
+        part = brief(array[index], room, digits, 0, marks[index], sep)
+        if index > start and used + len(part) + 3 > width:
+            parts.append("…")
+            break
+        parts.append(part)
+        used += len(part) + 1
+    text = sep.join(parts).replace("✗ all", "✗")
+    return f"[{text}]"

@@ -1,0 +1,423 @@
+"""Submissions become results: read, repair, run in the sandbox, judge. One function, no gradebook.
+
+`grade_notebook` is the one path for both `autograder grade` and nbgrader's autograde.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.notebooknode import NotebookNode
+
+from autograder import lesson as lessons
+from autograder import repair
+from autograder.course import Course, UserError
+from autograder.exercise import Case, Exercise, Failure, Outcome
+from autograder.judge import ExerciseResult, judge
+from autograder.learn import fault
+from autograder.sandbox import parent
+
+GRADED, REPAIRED, NEEDS_PERSON = "graded", "repaired", "needs a person"
+MAX_FILE = 50_000_000  # bytes of a notebook; pictures in outputs make some of them large
+
+
+@dataclass(frozen=True)
+class Round:
+    """What grading one lesson needs, made once: the release, the exercises, all cases."""
+
+    lesson: str
+    release: NotebookNode
+    exercises: dict[str, Exercise]
+    cases: list[Case]
+    written: dict[str, float]  # points by hand of each written question
+    seed: int
+
+    @property
+    def points(self) -> float:
+        return float(sum(exercise.points for exercise in self.exercises.values()))
+
+    @property
+    def by_hand(self) -> float:
+        return float(sum(self.written.values()))
+
+
+@dataclass
+class Result:
+    """What came of one submission."""
+
+    learner: str
+    lesson: str
+    file: str
+    status: str
+    reason: str = ""
+    repairs: list[str] = field(default_factory=list)
+    exercises: list[ExerciseResult] = field(default_factory=list)
+    points: float = 0.0  # that can be earned without a person
+    by_hand: float = 0.0  # that a person still gives
+    isolation: str = parent.LEVEL
+    seed: int = 0
+    notes: list[str] = field(default_factory=list)  # for the instructor
+    notebook: NotebookNode | None = None  # repaired; not part of the JSON
+
+    @property
+    def earned(self) -> float:
+        return float(sum(exercise.earned for exercise in self.exercises))
+
+    @property
+    def total(self) -> str:
+        """82 of 85, 15 by hand."""
+        by_hand = f", {self.by_hand:g} by hand" if self.by_hand else ""
+        return f"{self.earned:g} of {self.points:g}{by_hand}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain JSON data."""
+        names = ("learner", "lesson", "file", "status", "reason", "repairs", "earned", "points",
+                 "by_hand", "total", "isolation", "seed", "notes")  # fmt: skip
+        data = {name: getattr(self, name) for name in names}
+        return data | {"exercises": [exercise.as_dict() for exercise in self.exercises]}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One file that somebody handed in."""
+
+    learner: str
+    path: Path
+    lesson: str = ""  # where the place it lies in says so
+    superseded: tuple[Path, ...] = ()  # older files of the same learner and lesson
+
+
+def new_round(course: Course, lesson: str, seed: int | None = None) -> Round:
+    """Compute the round's fresh cases beside the bank; raises UserError outside a checkout."""
+    solved = lessons.read(course, lesson)
+    exercises = course.exercises_of(lesson)
+    needs_torch(exercises.values())
+    seed = secrets.randbits(63) if seed is None else seed
+    fresh = lessons.all_cases(lessons.References(solved), exercises.values(), seed, hidden=True)
+    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
+    written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
+    return Round(lesson, release, exercises, course.bank(lesson) + fresh, written, seed)
+
+
+def needs_torch(exercises: Iterable[Exercise]) -> None:
+    """Raises UserError where an exercise needs torch and there is none."""
+    import importlib.util
+
+    wanting = [exercise.name for exercise in exercises if exercise.torch]
+    if wanting and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"{', '.join(wanting)} need torch, which is not installed: pip install torch."
+        )
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """A submitted notebook, or a percent script of one; raises UserError with the reason."""
+    if path.is_symlink():
+        raise UserError(f"{path.name} is a link, which grading does not follow: hand in the file")
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise UserError(f"{path.name} has more than {MAX_FILE // 10**6} MB: clear its outputs")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path.name} cannot be read: {error.strerror}") from None
+    if not raw.strip():
+        raise UserError(f"{path.name} is empty")
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = raw.decode(encoding)
+        if path.suffix == ".py":
+            import jupytext
+
+            return jupytext.reads(text, fmt="py:percent")
+        data = json.loads(text)
+        if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
+            raise UserError(f"{path.name} is JSON, but no notebook")
+        return _usable(nbformat.reads(text, as_version=4))
+    except UserError:
+        raise
+    except UnicodeDecodeError:
+        raise UserError(f"{path.name} is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path.name} is not JSON (line {error.lineno}): save it again") from None
+    except Exception as error:
+        what = " ".join(str(error).split())[:100]
+        raise UserError(f"{path.name} is no readable notebook: {what}") from None
+
+
+def _usable(notebook: NotebookNode) -> NotebookNode:
+    """Every cell with the fields that we use, of the types that we expect."""
+    cells = []
+    for cell in notebook.cells:
+        if cell.get("cell_type") not in ("code", "markdown", "raw"):
+            continue
+        source = cell.get("source", "")
+        cell["source"] = "".join(source) if isinstance(source, list) else str(source)
+        if not isinstance(cell.get("metadata"), dict):
+            cell["metadata"] = nbformat.from_dict({})
+        if cell.cell_type == "code":
+            cell["outputs"] = []
+            cell["execution_count"] = None
+        cells.append(cell)
+    notebook.cells = cells
+    return notebook
+
+
+def lesson_of(notebook: NotebookNode, name: str, course: Course) -> str:
+    """The lesson that a notebook belongs to: by its file's name, else by what is in it."""
+    for lesson in course.lessons:
+        if name == lesson:
+            return lesson
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    ids = {repair.grade_id(cell) for cell in notebook.cells}
+    scores = {
+        lesson: sum(
+            (name in ids) + repair.defines(text, name) for name in course.exercises_of(lesson)
+        )
+        for lesson in course.lessons
+    }
+    best = max(scores, key=lambda lesson: scores[lesson], default="")
+    return best if best and scores[best] else ""
+
+
+def grade_notebook(
+    notebook: NotebookNode,
+    this: Round,
+    limits: parent.Limits | None = None,
+    cases: Sequence[Case] | None = None,
+) -> Result:
+    """Repair, run and judge one notebook. Depends on nothing but its arguments."""
+    cases = this.cases if cases is None else cases
+    mended, repairs = repair.repaired(notebook, this.release)
+    running = repair.to_run(mended, this.release)
+    done = parent.run([source for _, source in running], cases, this.exercises, limits)
+    exercises = []
+    for name, exercise in this.exercises.items():
+        outcomes = dict(done.outcomes)
+        if name in done.missing:
+            outcomes |= _why_missing(name, cases, running, done.cell_errors)
+        own = [case for case in cases if case.exercise == name]
+        try:
+            exercises.append(judge(exercise, own, outcomes))
+        except Exception as error:  # ours, never the learner's
+            exercises.append(fault(exercise, f"{type(error).__name__}: {error}"))
+    faulty = [e.name for e in exercises if e.verdict == "grader fault"]
+    answered = _answered(mended, this.release)
+    return Result(
+        learner="",
+        lesson=this.lesson,
+        file="",
+        status=NEEDS_PERSON if faulty else REPAIRED if repairs else GRADED,
+        reason=f"the grader failed on {', '.join(faulty)}" if faulty else "",
+        repairs=repairs,
+        exercises=exercises,
+        points=this.points,
+        by_hand=sum(points for name, points in this.written.items() if name in answered),
+        seed=this.seed,
+        notes=_notes(running, done),
+        notebook=mended,
+    )
+
+
+def check_notebook(
+    notebook: NotebookNode, course: Course, lesson: str, exercise: str | None = None
+) -> Result:
+    """Judge a notebook on the case bank alone, as `check` does; needs no solved lessons."""
+    exercises = course.exercises_of(lesson)
+    if exercise:
+        exercises = {exercise: exercises[exercise]}
+    needs_torch(exercises.values())
+    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
+    cases = [case for case in course.bank(lesson) if case.exercise in exercises]
+    return grade_notebook(notebook, Round(lesson, release, exercises, cases, {}, 0))
+
+
+def _why_missing(
+    name: str,
+    cases: Sequence[Case],
+    running: Sequence[tuple[str, str]],
+    errors: dict[int, Failure],
+) -> dict[str, Outcome]:
+    """An exercise that nothing defines: not attempted, unless the cell that should do it failed."""
+    for index, failure in sorted(errors.items()):
+        identity, source = running[index]
+        if identity == name or repair.defines(source, name):
+            return {case.id: Outcome(failure=failure) for case in cases if case.exercise == name}
+    return {}
+
+
+def _answered(notebook: NotebookNode, release: NotebookNode) -> set[str]:
+    """The written questions that hold an answer."""
+    stubs = {repair.grade_id(c): c.source for c in release.cells if repair.kind(c) == "written"}
+    return {
+        key
+        for cell in notebook.cells
+        if (key := repair.grade_id(cell)) in stubs and cell.source.strip() != stubs[key].strip()
+    }
+
+
+def _notes(running: Sequence[tuple[str, str]], done: parent.Execution) -> list[str]:
+    notes = []
+    for index, failure in sorted(done.cell_errors.items()):
+        identity = running[index][0] or f"cell {index + 1}"
+        what = failure.type or failure.kind
+        notes.append(f"{identity}: {what} {failure.message}".strip())
+    if done.starts > 1:
+        notes.append(f"ran in {done.starts} processes: the code ended or hung the others")
+    return notes
+
+
+# ---- finding submissions -------------------------------------------------------------------
+
+
+def find_submissions(paths: Iterable[Path], course: Course) -> list[Submission]:
+    """The submissions in notebooks and folders of notebooks; raises UserError for a wrong path."""
+    found: list[Submission] = []
+    for path in paths:
+        if not path.exists() and not path.is_symlink():
+            raise UserError(f"There is no file or folder {path}.")
+        if path.is_dir():
+            files = sorted(
+                p for p in path.rglob("*") if p.suffix == ".ipynb" and _ordinary(p, path)
+            )
+            if not files:
+                raise UserError(f"There is no notebook (.ipynb) in {path}.")
+            found += [Submission(_learner(file, path, course), file) for file in files]
+        else:
+            found.append(Submission(_learner(path, path.parent, course), path))
+    return found
+
+
+def _ordinary(path: Path, root: Path) -> bool:
+    parts = path.relative_to(root).parts
+    return not any(part.startswith(".") for part in parts) and (path.is_file() or path.is_symlink())
+
+
+def _learner(file: Path, root: Path, course: Course) -> str:
+    """The folder's name, or the file's where it says more than the lesson."""
+    inner = file.relative_to(root).parts
+    if len(inner) > 1:
+        return inner[0]
+    plain = re.sub(r"[ _-]*(\(\d+\)|copy\d*)$", "", file.stem, flags=re.IGNORECASE).lower()
+    lessons_named = {lesson.lower() for lesson in course.lessons} | {
+        lesson.split("_")[0] for lesson in course.lessons
+    }
+    return file.resolve().parent.name if plain in lessons_named else file.stem
+
+
+def grade_all(
+    submissions: Sequence[Submission],
+    course: Course,
+    seed: int | None = None,
+    jobs: int | None = None,
+    limits: parent.Limits | None = None,
+    tell: Callable[[Result], None] = lambda result: None,
+    rounds: dict[str, Round] | None = None,
+) -> list[Result]:
+    """Grade many submissions, a few at a time, each on its own; results in the order given."""
+    rounds = {} if rounds is None else rounds
+    ready: list[Callable[[], Result]] = []
+    taken: dict[tuple[str, str], int] = {}
+    chosen: list[tuple[Submission, NotebookNode | None, str, str]] = []
+    for submission in submissions:
+        try:
+            notebook = read_notebook(submission.path)
+            name = submission.lesson or lesson_of(notebook, submission.path.stem, course)
+            why = "" if name else "no lesson's exercises are in it"
+        except UserError as error:
+            notebook, name, why = None, submission.lesson, str(error)
+        key = (submission.learner, name)
+        if notebook is not None and name and key in taken:
+            _keep_newest(chosen, taken[key], submission, notebook)
+            continue
+        taken[key] = len(chosen) if notebook is not None else taken.get(key, -1)
+        chosen.append((submission, notebook, name, why))
+        if notebook is not None and name and name not in rounds:
+            rounds[name] = new_round(course, name, seed)
+
+    def one(submission: Submission, notebook: NotebookNode | None, name: str, why: str) -> Result:
+        if notebook is None or not name:
+            result = Result("", name, "", NEEDS_PERSON, why)
+        else:
+            try:
+                result = grade_notebook(notebook, rounds[name], limits)
+            except Exception as error:
+                text = f"the grader failed: {type(error).__name__}: {error}"
+                result = Result("", name, "", NEEDS_PERSON, text)
+        result.learner, result.file = submission.learner, str(submission.path)
+        for older in submission.superseded:
+            result.repairs.append(f"handed in twice: {older.name} is older and was not graded")
+            result.status = REPAIRED if result.status == GRADED else result.status
+        tell(result)
+        return result
+
+    ready = [lambda entry=entry: one(*entry) for entry in chosen]  # type: ignore[misc]
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        return list(pool.map(lambda run: run(), ready))
+
+
+def _keep_newest(
+    chosen: list[tuple[Submission, NotebookNode | None, str, str]],
+    place: int,
+    submission: Submission,
+    notebook: NotebookNode,
+) -> None:
+    """Two files of one learner for one lesson: the newer is graded, the other one named."""
+    before = chosen[place]
+    newer = submission.path.stat().st_mtime > before[0].path.stat().st_mtime
+    keep, drop = (submission, before[0]) if newer else (before[0], submission)
+    paths = (*keep.superseded, *drop.superseded, drop.path)
+    kept = Submission(keep.learner, keep.path, keep.lesson, tuple(dict.fromkeys(paths)))
+    chosen[place] = (kept, notebook if newer else before[1], before[2], before[3])
+
+
+# ---- writing results -----------------------------------------------------------------------
+
+
+def write_results(results: Iterable[Result], folder: Path) -> None:
+    """One JSON file for each result, results/<lesson>/<learner>.json; raises UserError."""
+    for result in results:
+        place = folder / "results" / (result.lesson or "unknown")
+        write_beside(place / f"{_file_name(result)}.json", json.dumps(result.as_dict(), indent=1))
+
+
+def _file_name(result: Result) -> str:
+    plain = re.sub(r"[^\w.@ -]+", "_", result.learner) or "unnamed"
+    return plain if result.lesson else f"{plain} {Path(result.file).stem}"
+
+
+def write_beside(path: Path, text: str) -> None:
+    """Write a file whole or not at all; raises UserError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {path}: {error.strerror}. Name another folder with --out."
+        ) from None
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The results that a grading run left in a folder; raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}.")
+    files = sorted(folder.glob("results/*/*.json"))
+    if not files:
+        raise UserError(f"There are no results in {folder}: run `autograder grade` first.")
+    read = []
+    for file in files:
+        try:
+            read.append(json.loads(file.read_text(encoding="utf-8")))
+        except json.JSONDecodeError:
+            raise UserError(f"{file} is damaged: delete it and grade again.") from None
+    return read

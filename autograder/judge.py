@@ -1,0 +1,265 @@
+"""Cases and outcomes become verdicts and diagnoses. Pure: no I/O, no learner's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autograder import explain
+from autograder.compare import ABSENT, form_of, outcomes_agree, same_form
+from autograder.exercise import Case, Criterion, Exercise, Failure, Mistake, Outcome
+
+PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
+RAISED, TIMED_OUT, DIED = "raised", "timed out", "died"
+NOT_CHECKED, GRADER_FAULT = "not checked", "grader fault"
+
+BLANK = Failure("raised", "NotImplementedError")
+
+
+@dataclass(frozen=True)
+class CriterionResult:
+    """The verdict on one criterion; `mistakes` names what explains it: none, one, or two."""
+
+    name: str
+    line: str
+    points: float
+    verdict: str
+    mistakes: tuple[str, ...] = ()
+    message: explain.Message = field(default_factory=explain.Message)
+    rung: int = 1
+
+    @property
+    def earned(self) -> float:
+        return self.points if self.verdict == PASSED else 0.0
+
+
+@dataclass(frozen=True)
+class ExerciseResult:
+    """The verdicts on one exercise."""
+
+    name: str
+    criteria: tuple[CriterionResult, ...]
+
+    @property
+    def points(self) -> float:
+        return float(sum(criterion.points for criterion in self.criteria))
+
+    @property
+    def earned(self) -> float:
+        return float(sum(criterion.earned for criterion in self.criteria))
+
+    @property
+    def verdict(self) -> str:
+        """One word for the whole exercise: the first that is not passed, the gravest first."""
+        verdicts = [criterion.verdict for criterion in self.criteria]
+        if all(verdict == PASSED for verdict in verdicts):
+            return PASSED
+        if all(verdict in (NOT_ATTEMPTED, NOT_CHECKED) for verdict in verdicts):
+            return NOT_ATTEMPTED
+        for verdict in (GRADER_FAULT, DIED, TIMED_OUT, RAISED):
+            if verdict in verdicts:
+                return verdict
+        return FAILED
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain JSON data."""
+        data = asdict(self) | {"verdict": self.verdict, "earned": self.earned}
+        for criterion, entry in zip(self.criteria, data["criteria"], strict=True):
+            entry["earned"] = criterion.earned
+        return data | {"points": self.points}
+
+
+def judge(
+    exercise: Exercise, cases: Sequence[Case], outcomes: Mapping[str, Outcome]
+) -> ExerciseResult:
+    """Judge what the learner's object returned (by case id) against what each case expects.
+
+    A case without an outcome counts as not attempted. Only arrays earn points; a failure that the
+    sandbox reports explains, and can cost, but never earn.
+    """
+    judged = [_Judged(c, [case for case in cases if case.criterion == c.name], outcomes)
+              for c in exercise.criteria if c.kind != "form"]  # fmt: skip
+    found = {j.criterion.name: _explanations(exercise, j, judged) for j in judged}
+    results = {j.criterion.name: _values_result(exercise, j, found, judged) for j in judged}
+    for criterion in exercise.criteria:
+        if criterion.kind == "form":
+            results[criterion.name] = _form_result(exercise, criterion, judged)
+    return ExerciseResult(exercise.name, tuple(results[c.name] for c in exercise.criteria))
+
+
+class _Judged:
+    """One criterion, its cases, and how each came out."""
+
+    def __init__(
+        self, criterion: Criterion, cases: list[Case], outcomes: Mapping[str, Outcome]
+    ) -> None:
+        self.criterion = criterion
+        self.cases = cases
+        self.outcome = {case.id: outcomes.get(case.id, Outcome(failure=BLANK)) for case in cases}
+        self.wrong, self.stopped, self.blank = [], [], []
+        for case in cases:
+            failure = self.outcome[case.id].failure
+            if failure and failure.type == "NotImplementedError":
+                self.blank.append(case)
+            elif failure:
+                self.stopped.append(case)
+            elif not self.matches(case, case.expected):
+                self.wrong.append(case)
+
+    def matches(self, case: Case, predicted: Outcome) -> bool:
+        return outcomes_agree(
+            predicted, self.outcome[case.id], self.criterion.outputs, self.criterion.tolerance
+        )
+
+    @property
+    def verdict(self) -> str:
+        if not self.cases:
+            return GRADER_FAULT
+        if len(self.blank) == len(self.cases):
+            return NOT_ATTEMPTED
+        if self.wrong:
+            return FAILED
+        if self.stopped:
+            kind = self.outcome[self.stopped[0].id].failure.kind
+            return FAILED if kind == "returned" else kind
+        return FAILED if self.blank else PASSED
+
+    def predicts(self, mistake: Mistake) -> bool:
+        """Whether a mistake foretells every outcome here, right ones included."""
+        return all(self.matches(case, case.of_mistake(mistake.name)) for case in self.cases)
+
+    def explained_by(self, mistake: Mistake) -> bool:
+        """Whether a mistake foretells what went wrong here, on two cases or more."""
+        telling = 0
+        for case in self.cases:
+            predicted = case.of_mistake(mistake.name)
+            if self.matches(case, predicted):
+                telling += mistake.name in case.mistakes and case in self.wrong + self.stopped
+            elif case not in self.stopped:
+                return False
+        return telling >= 2
+
+
+def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]) -> list[Mistake]:
+    """The mistakes that explain one failed criterion: of those that fit, the ones that also
+    foretell the most of the other criteria."""
+    if judged.verdict not in (FAILED, RAISED):
+        return []
+    fitting = [m for m in exercise.mistakes if judged.explained_by(m)]
+    if not fitting and judged.criterion.kind == "stability" and _only_noise(judged, everything):
+        return [m for m in exercise.mistakes if m.at == judged.criterion.name]
+    reach = {m.name: sum(other.predicts(m) for other in everything) for m in fitting}
+    return [m for m in fitting if reach[m.name] == max(reach.values())]
+
+
+def _only_noise(judged: _Judged, everything: list[_Judged]) -> bool:
+    """Whether the same probe is right elsewhere, in full precision, and wrong only here."""
+    others = [j for j in everything if j.criterion.probe is judged.criterion.probe and j != judged]
+    low = any(
+        value.dtype in ("float32", "float16", "bfloat16")
+        for outcome in judged.outcome.values()
+        for value in outcome.outputs.values()
+    )
+    return not judged.stopped and not low and all(j.verdict == PASSED for j in others)
+
+
+def _values_result(
+    exercise: Exercise,
+    judged: _Judged,
+    found: Mapping[str, list[Mistake]],
+    everything: list[_Judged],
+) -> CriterionResult:
+    criterion, verdict = judged.criterion, judged.verdict
+    mistakes = found[criterion.name]
+    if len(mistakes) > 2:
+        mistakes = []  # too many to tell apart: facts only
+    if len(mistakes) == 1 and mistakes[0].not_attempted:
+        verdict = NOT_ATTEMPTED
+    passing = [j.criterion.name for j in everything if j.verdict == PASSED]
+    if verdict == PASSED:
+        message = explain.Message()
+    elif verdict == GRADER_FAULT:
+        message = explain.grader_fault(f"the criterion “{criterion.name}” has no cases")
+    else:
+        troubled = judged.wrong or judged.stopped or judged.blank
+        message = explain.criterion(
+            exercise, criterion, troubled, judged.cases, judged.outcome, mistakes, passing
+        )
+    return CriterionResult(
+        criterion.name,
+        criterion.line,
+        criterion.points,
+        verdict,
+        tuple(m.name for m in mistakes),
+        message,
+        mistakes[0].rung if mistakes else 1,
+    )
+
+
+def _form_result(
+    exercise: Exercise, criterion: Criterion, everything: list[_Judged]
+) -> CriterionResult:
+    """Form counts where some values are right: shapes, dtypes, and inputs left as they were."""
+
+    def result(
+        verdict: str, message: explain.Message, mistakes: Sequence[Mistake] = ()
+    ) -> CriterionResult:
+        names = tuple(m.name for m in mistakes)
+        rung = mistakes[0].rung if mistakes else 1
+        return CriterionResult(
+            criterion.name, criterion.line, criterion.points, verdict, names, message, rung
+        )
+
+    if all(j.verdict == NOT_ATTEMPTED for j in everything):
+        return result(NOT_ATTEMPTED, explain.Message())
+    if not any(j.verdict == PASSED for j in everything):
+        return result(NOT_CHECKED, explain.form_waits(exercise, criterion))
+    ran = [(j, case) for j in everything for case in j.cases
+           if not j.outcome[case.id].failure and not case.expected.failure]  # fmt: skip
+    faults = [
+        (case, name)
+        for j, case in ran
+        for name in (*j.criterion.outputs, *criterion.outputs)
+        if _form_fault(criterion, case.expected, j.outcome[case.id], name)
+    ]
+    if not faults:
+        return result(PASSED, explain.Message())
+    mistakes = [m for m in exercise.mistakes if _form_explained(criterion, m, ran)]
+    mistakes = mistakes if len(mistakes) <= 2 else []
+    case, name = next((f for f in faults if not f[0].hidden), faults[0])
+    got = next(j.outcome[case.id] for j, c in ran if c is case)
+    message = explain.form(exercise, criterion, case, name, got, mistakes)
+    return result(FAILED, message, mistakes)
+
+
+def _form_fault(criterion: Criterion, expected: Outcome, got: Outcome, name: str) -> bool:
+    """Whether one name's form differs; of evidence, the values too."""
+    if name not in expected.outputs:
+        return False
+    want, have = expected.outputs[name], got.outputs.get(name, ABSENT)
+    if have.array is None or want.array is None:
+        return have.problem != want.problem
+    if name in criterion.outputs and not outcomes_agree(expected, got, [name], 0.0):
+        return True
+    return not same_form(want, have)
+
+
+def _form_explained(
+    criterion: Criterion, mistake: Mistake, ran: Sequence[tuple[_Judged, Case]]
+) -> bool:
+    telling = 0
+    for judged, case in ran:
+        predicted, got = case.of_mistake(mistake.name), judged.outcome[case.id]
+        if predicted.failure:
+            return False
+        names = (*judged.criterion.outputs, *criterion.outputs)
+        for name in names:
+            want, have = predicted.outputs.get(name, ABSENT), got.outputs.get(name, ABSENT)
+            if form_of(want) != form_of(have):
+                return False
+        if not outcomes_agree(predicted, got, criterion.outputs, 1e-6):
+            return False
+        if mistake.name in case.mistakes:
+            telling += any(_form_fault(criterion, case.expected, got, name) for name in names)
+    return telling >= 2

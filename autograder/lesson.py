@@ -1,0 +1,334 @@
+"""A solved lesson: read it, make the notebook that learners open, and run its references.
+
+A lesson is a percent script. Each cell is of one kind: prose (Markdown), setup, given, exercise,
+written, demo; check cells are put in by the build, one behind each exercise.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nbformat
+import numpy as np
+from nbformat.notebooknode import NotebookNode
+
+from autograder import course as courses
+from autograder.compare import outcomes_agree, same_form
+from autograder.course import Course, UserError
+from autograder.drive import outcome
+from autograder.exercise import Case, Exercise, Mistake
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+CODE_KINDS = ("setup", "given", "exercise", "demo")
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+class LessonError(UserError):
+    """A lesson or an exercises module that does not hold together; the text is for its author."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a solved lesson."""
+
+    id: str
+    kind: str  # prose, setup, given, exercise, check, written, demo
+    source: str
+    name: str = ""  # of an exercise, given, check or written question
+    points: float = 0.0
+
+    @property
+    def is_code(self) -> bool:
+        return self.kind not in ("prose", "written")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One solved lesson, its cells in order."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def exercises(self) -> list[str]:
+        return [cell.name for cell in self.cells if cell.kind == "exercise"]
+
+    @property
+    def manual_points(self) -> float:
+        return sum(cell.points for cell in self.cells if cell.kind == "written")
+
+    def source(self, exercise: str) -> str:
+        """The solved cell of an exercise, without its markers."""
+        for cell in self.cells:
+            if cell.kind == "exercise" and cell.name == exercise:
+                return without_markers(cell.source)
+        raise LessonError(f"Lesson {self.name} has no exercise cell named {exercise!r}.")
+
+
+def without_markers(source: str) -> str:
+    lines = source.split("\n")
+    return "\n".join(line for line in lines if line.strip() not in (BEGIN, END)).strip() + "\n"
+
+
+def dedented(source: str) -> str:
+    return textwrap.dedent(source).strip() + "\n"
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+
+def read(course: Course, name: str) -> Lesson:
+    """Read a solved lesson; raises LessonError with all that its author has to mend."""
+    import jupytext
+
+    path = course.solved(name)
+    try:
+        notebook = jupytext.read(path, fmt="py:percent")
+    except FileNotFoundError:
+        raise LessonError(f"There is no solved lesson {path}.") from None
+    known = course.exercises_of(name)
+    cells: list[Cell] = []
+    problems: list[str] = []
+    for number, raw in enumerate(notebook.cells, start=1):
+        where = f"{path.name}, cell {number}"
+        kind = raw.metadata.get("kind", "prose" if raw.cell_type == "markdown" else "")
+        label = raw.metadata.get("name", "")
+        allowed = ("prose", "written") if raw.cell_type == "markdown" else CODE_KINDS
+        if kind not in allowed:
+            problems.append(f'{where}: say which kind it is, kind="{"|".join(allowed)}".')
+            continue
+        if kind in ("given", "exercise", "written") and not label:
+            problems.append(f'{where}: a cell of kind {kind} needs a name="…".')
+            continue
+        if problem := _unbalanced(raw.source):
+            problems.append(f"{where}: {problem}.")
+        source = raw.source
+        if kind == "given":
+            source = _given(course, name, label, where, problems)
+        if kind == "exercise":
+            problems += _exercise_problems(source, label, known, where)
+        identity = {"exercise": label, "written": label, "given": f"given-{label}"}.get(kind)
+        identity = identity or _slug(kind, source, {cell.id for cell in cells})
+        points = float(raw.metadata.get("points", 0))
+        cells.append(Cell(identity, kind, source, label, points))
+        if kind == "exercise" and label in known:
+            total = known[label].points
+            cells.append(Cell(f"check-{label}", "check", f'check("{label}")', label, total))
+    lesson = Lesson(name, tuple(cells))
+    for label in known:
+        if label not in lesson.exercises:
+            problems.append(f"{path.name}: the module has an exercise {label!r}, the lesson none.")
+    ids = [cell.id for cell in cells]
+    for twice in sorted({i for i in ids if ids.count(i) > 1}):
+        problems.append(f"{path.name}: two cells are called {twice!r}; names are unique.")
+    if problems:
+        raise LessonError("\n".join(problems))
+    return lesson
+
+
+def _unbalanced(source: str) -> str:
+    inside = False
+    for line in source.split("\n"):
+        if line.strip() == BEGIN:
+            if inside:
+                return f"a second {BEGIN} before {END}"
+            inside = True
+        elif line.strip() == END:
+            if not inside:
+                return f"{END} without {BEGIN}"
+            inside = False
+        elif "BEGIN SOLUTION" in line or "END SOLUTION" in line:
+            return f"write the markers as {BEGIN} and {END}, alone on their lines"
+    return f"{BEGIN} has no {END}" if inside else ""
+
+
+def _exercise_problems(
+    source: str, label: str, known: Mapping[str, Exercise], where: str
+) -> list[str]:
+    problems = []
+    if label not in known:
+        problems.append(f"{where}: the exercise {label!r} is not in the exercises module.")
+    if BEGIN not in source:
+        problems.append(f"{where}: mark what the learner writes with {BEGIN} and {END}.")
+    if not re.search(rf"^(def|class) {re.escape(label)}\b", source, re.MULTILINE):
+        problems.append(f"{where}: the cell does not define {label}.")
+    return problems
+
+
+def _given(course: Course, lesson: str, label: str, where: str, problems: list[str]) -> str:
+    for earlier in course.lessons:
+        if earlier < lesson and label in course.exercises_of(earlier):
+            source = read(course, earlier).source(label)
+            return f"# given: {label}, from lesson {earlier}\n{source}".rstrip()
+    problems.append(f"{where}: no earlier lesson has the given exercise {label!r}.")
+    return ""
+
+
+def _slug(kind: str, source: str, taken: set[str]) -> str:
+    first = source.strip().split("\n")[0].lower()
+    words = re.sub(r"[^a-z0-9]+", "-", first).strip("-")[:40].strip("-")
+    base = kind if kind == "setup" else f"{kind}-{words or 'cell'}"
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name
+
+
+# ---- the notebooks -------------------------------------------------------------------------
+
+
+def source_notebook(lesson: Lesson) -> NotebookNode:
+    """The solved notebook with nbgrader's metadata: what an instructor's source/ folder holds."""
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    )
+    for cell in lesson.cells:
+        make = nbformat.v4.new_code_cell if cell.is_code else nbformat.v4.new_markdown_cell
+        made = make(cell.source, id=cell.id)
+        if cell.kind == "demo":
+            made.metadata["tags"] = ["demo"]
+        elif cell.kind != "prose":
+            made.metadata["nbgrader"] = _nbgrader(cell)
+        notebook.cells.append(made)
+    return notebook
+
+
+def _nbgrader(cell: Cell) -> dict[str, Any]:
+    grade, solution = cell.kind in ("check", "written"), cell.kind in ("exercise", "written")
+    data = {
+        "schema_version": 3,
+        "grade_id": cell.id,
+        "grade": grade,
+        "solution": solution,
+        "locked": not solution,
+        "task": False,
+    }
+    return data | ({"points": cell.points} if grade else {})
+
+
+def release_notebook(lesson: Lesson) -> NotebookNode:
+    """What learners open: the source notebook, stripped by nbgrader's own preprocessors."""
+    from nbgrader.converters import GenerateAssignment
+    from nbgrader.preprocessors import IncludeHeaderFooter, InstantiateTests, SaveCells
+
+    notebook, resources = source_notebook(lesson), {"nbgrader": {}}
+    needless = (IncludeHeaderFooter, InstantiateTests, SaveCells)  # files, kernels, the gradebook
+    for preprocessor in GenerateAssignment.class_traits()["preprocessors"].default():
+        if preprocessor not in needless:
+            notebook, resources = preprocessor().preprocess(notebook, resources)
+    return notebook
+
+
+def notebook_text(notebook: NotebookNode) -> str:
+    return nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n"
+
+
+# ---- references ----------------------------------------------------------------------------
+
+
+class References:
+    """The solved exercises of a lesson as live objects, and their patched variants."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        self.lesson = lesson
+        self._base: dict[str, Any] | None = None
+
+    def _namespace(self) -> dict[str, Any]:
+        if self._base is None:
+            self._base = {"__name__": f"solved_{self.lesson.name}"}
+            for cell in self.lesson.cells:
+                if cell.kind in ("setup", "given", "exercise"):
+                    code = compile(without_markers(cell.source), f"<{cell.id}>", "exec")
+                    exec(code, self._base)
+        return dict(self._base)
+
+    def load(self, exercise: str, source: str | None = None) -> Any:
+        """The reference, or what another source defines under the same name."""
+        namespace = self._namespace()
+        if source is None:
+            return namespace[exercise]
+        try:
+            exec(compile(source, f"<{exercise}>", "exec"), namespace)
+        except SyntaxError as error:
+            raise LessonError(
+                f"{exercise}: a variant does not compile: {error}:\n{source}"
+            ) from None
+        return namespace[exercise]
+
+    def mistaken(self, exercise: Exercise, mistake: Mistake) -> Any:
+        """The reference with a mistake patched in; raises LessonError where it does not apply."""
+        return self.load(exercise.name, self.mistaken_source(exercise, mistake))
+
+    def mistaken_source(self, exercise: Exercise, mistake: Mistake) -> str:
+        if mistake.source:
+            return dedented(mistake.source)
+        if mistake.of and mistake.of not in exercise.variants:
+            raise LessonError(f"{mistake.name} patches the variant {mistake.of!r}: there is none.")
+        source = exercise.variants[mistake.of] if mistake.of else self.lesson.source(exercise.name)
+        source = dedented(source)
+        for old, new in mistake.patch:
+            if (count := source.count(old)) != 1:
+                what = "no longer applies" if count == 0 else f"is ambiguous ({count} places)"
+                raise LessonError(
+                    f"{exercise.name}: the patch of {mistake.name} {what}: {old!r} must occur "
+                    f"exactly once in the reference."
+                )
+            source = source.replace(old, new)
+        return source
+
+    def variant(self, exercise: Exercise, name: str) -> Any:
+        return self.load(exercise.name, dedented(exercise.variants[name]))
+
+
+def make_cases(
+    references: References,
+    exercise: Exercise,
+    rng: np.random.Generator,
+    hidden: bool = False,
+) -> list[Case]:
+    """The cases of every criterion with the reference's and each mistake's outcomes."""
+    reference = references.load(exercise.name)
+    mistaken = {m.name: references.mistaken(exercise, m) for m in exercise.mistakes}
+    made = []
+    for criterion in exercise.criteria:
+        if criterion.cases is None:
+            continue
+        noise = {m.name for m in exercise.mistakes
+                 if criterion.kind == "stability" and m.at == criterion.name}  # fmt: skip
+        for name, raw in criterion.cases(rng).items():
+            inputs = courses.plain_inputs(raw)
+            expected = outcome(criterion, reference, inputs)
+            if expected.failure:
+                raise LessonError(
+                    f"{exercise.name}: the reference fails on the case {name!r} of "
+                    f"{criterion.name!r}: {expected.failure.type} {expected.failure.message}"
+                )
+            others = {}
+            for label, obj in mistaken.items():
+                got = outcome(criterion, obj, inputs)
+                names = expected.outputs.keys() | got.outputs.keys()
+                alike = outcomes_agree(expected, got, names, 1e-9) and all(
+                    same_form(expected.outputs[n], got.outputs[n])
+                    for n in expected.outputs.keys() & got.outputs.keys()
+                )
+                if not alike and label not in noise:
+                    others[label] = got
+            made.append(Case(exercise.name, criterion.name, name, inputs, expected, others, hidden))
+    return made
+
+
+def all_cases(
+    references: References, exercises: Iterable[Exercise], seed: Any, hidden: bool = False
+) -> list[Case]:
+    """Cases of several exercises; each exercise has its own stream of random numbers."""
+    made: list[Case] = []
+    for exercise in exercises:
+        words = [ord(letter) for letter in exercise.name]
+        rng = np.random.default_rng(np.random.SeedSequence([seed, *words]))
+        made += make_cases(references, exercise, rng, hidden)
+    return made

@@ -1,0 +1,185 @@
+"""Runs one learner's cells and probes in a process of its own. Not imported: executed by path.
+
+Reads one JSON job from standard input: cells, probes (their source) and inputs, limits. Writes
+one JSON line for each thing that begins or ends, to the descriptor named on the command line.
+Nothing of the package but values.py is loaded here: no reference, mistake, expected array or
+seed exists in this process, and what `import autograder` finds is a stub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import resource
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+KEPT = 4_000  # characters of captured text a cell or probe
+
+
+def load_values() -> types.ModuleType:
+    path = Path(__file__).resolve().parent.parent / "values.py"
+    spec = importlib.util.spec_from_file_location("_values", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_values"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Bounded(io.StringIO):
+    """Text kept to its first characters: a million lines cost nothing."""
+
+    def write(self, text: str) -> int:
+        room = KEPT - self.tell()
+        if room > 0:
+            super().write(str(text)[:room])
+        return len(text)
+
+
+def stub() -> types.ModuleType:
+    """What `import autograder` finds in here: checks and hints that do nothing."""
+    module = types.ModuleType("autograder")
+
+    def check(exercise: Any = None) -> float:
+        return 0.0
+
+    def nothing(*ignored: Any) -> None:
+        return None
+
+    module.check, module.hint, module.progress = check, nothing, nothing  # type: ignore[attr-defined]
+    return module
+
+
+def quiet_shell() -> Any:
+    """IPython's shell, so that magics and top-level await work, without history or commands."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    shell.enable_gui = lambda *ignored, **also: None  # a bare shell raises: %matplotlib inline
+    shell.system = shell.system_raw = shell.system_piped = lambda command: print(
+        "shell commands are not run while grading"
+    )
+    shell.getoutput = lambda command, *ignored, **also: []
+    for name in ("pip", "conda", "mamba", "micromamba", "uv"):
+        shell.register_magic_function(lambda line: None, "line", name)
+    shell.showtraceback = lambda *ignored, **also: None
+    shell._showtraceback = lambda *ignored, **also: None
+    return shell
+
+
+def cpu_limit(seconds: int, hard: int) -> None:
+    """The process may use this many more CPU seconds before the kernel stops it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (min(soft, hard), hard))
+
+
+def limits(job: dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
+
+
+def main() -> None:
+    out = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
+    job = json.loads(sys.stdin.readline())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+
+    def say(**event: Any) -> None:
+        out.write(json.dumps(event) + "\n")
+        out.flush()
+
+    values = load_values()
+    sys.modules["autograder"] = stub()
+    shell = quiet_shell()
+    namespace = shell.user_ns
+    hard = job["cpu_total"]
+    limits(job)
+    say(event="ready")
+
+    for index, cell in enumerate(job["cells"]):
+        if index in job["skip_cells"]:
+            continue
+        cpu_limit(job["cpu_cell"], hard)
+        say(event="cell", index=index)
+        captured, error = run_cell(shell, cell, values)
+        say(event="cell done", index=index, error=error, captured=captured)
+
+    say(event="cells done")
+    for index, task in enumerate(job["tasks"]):
+        if index in job["skip_tasks"]:
+            continue
+        cpu_limit(job["cpu_probe"], hard)
+        say(event="task", index=index)
+        if task["exercise"] not in namespace:
+            say(event="task done", index=index, missing=True)
+            continue
+        outputs, failure, captured = run_task(task, namespace[task["exercise"]], values)
+        say(event="task done", index=index, outputs=outputs, failure=failure, captured=captured)
+    say(event="end")
+    out.close()
+    os._exit(0)
+
+
+def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, Any]:
+    captured = Bounded()
+    with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
+        try:
+            result = shell.run_cell(source, store_history=False)
+            error = result.error_before_exec or result.error_in_exec
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+        except BaseException as raised:
+            error = raised
+    described = values.described_exception(error) if error is not None else None
+    return captured.getvalue(), described
+
+
+def run_task(task: dict[str, Any], learners: Any, values: types.ModuleType) -> tuple[Any, Any, str]:
+    import numpy
+
+    scope: dict[str, Any] = {"np": numpy, "take": values.take}
+    exec(task["probe"], scope)
+    probe = scope[task["probe_name"]]
+    inputs = {name: read_input(data, values) for name, data in task["inputs"].items()}
+    captured = Bounded()
+    with (
+        contextlib.redirect_stdout(captured),
+        contextlib.redirect_stderr(captured),
+        warnings.catch_warnings(),
+        numpy.errstate(all="ignore"),
+    ):
+        try:
+            outputs, failure = values.run_probe(probe, learners, inputs, task["where"])
+        except KeyboardInterrupt as interrupt:
+            outputs, failure = {}, values.described_exception(interrupt)
+    written = {name: values.to_json(value) for name, value in outputs.items()}
+    return written, failure, captured.getvalue()
+
+
+def read_input(data: Any, values: types.ModuleType) -> Any:
+    if data is None or isinstance(data, (str, bool)):
+        return data
+    value = values.from_json(data)
+    if value.type in ("float", "int"):
+        return value.array.item()
+    return value.array.astype(value.dtype)
+
+
+if __name__ == "__main__":
+    main()

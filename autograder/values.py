@@ -1,0 +1,234 @@
+"""What a learner's code returned, as plain data: capture an object, write it as JSON, read it back.
+
+This file is also loaded, alone, inside the sandbox: it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_ENTRIES = 100_000  # exercises return tiny arrays; more is refused before it is copied
+
+DTYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+).split()
+
+# type names that may be shown to a learner: others could carry a hidden input in their spelling
+PLAIN_TYPES = (
+    "ndarray Tensor Parameter float int bool complex NoneType list tuple dict set str bytes "
+    "function type generator ellipsis NotImplementedType slice range"
+).split()
+
+
+class WrongReturn(Exception):
+    """The learner's function returned something of the wrong kind; the text says what."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One returned object: an array with its exact type, dtype and shape, or why it is none.
+
+    `array` is float64 (or int64, bool) data on this machine, None where the object holds no
+    numbers or too many; `problem` then says so in a phrase.
+    """
+
+    type: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    array: np.ndarray | None = None
+    device: str = ""
+    problem: str = ""
+
+    @property
+    def is_scalar(self) -> bool:
+        return self.shape == ()
+
+
+def type_name(obj: Any) -> str:
+    """The name of an object's type, if it is one that everybody knows."""
+    name = type(obj).__name__
+    return name if name in PLAIN_TYPES else "object of another type"
+
+
+def take(result: Any, *names: str) -> tuple[Any, ...]:
+    """Unpack what a function returned: exactly len(names) values, else WrongReturn says why."""
+    wanted = f"({', '.join(names)})"
+    if not isinstance(result, (tuple, list)):
+        raise WrongReturn(f"{type_name(result)} where {wanted} is expected")
+    if len(result) != len(names):
+        raise WrongReturn(f"{len(result)} values where {wanted} is expected")
+    return tuple(result)
+
+
+def run_probe(
+    probe: Callable[..., Any], learners: Any, inputs: Mapping[str, Any], where: Mapping[str, str]
+) -> tuple[dict[str, Value], dict[str, Any] | None]:
+    """Drive the learner's object with one probe: captured outputs, or why there are none.
+
+    `where` holds device and dtype for a torch probe and is empty otherwise. Every input array is
+    a fresh copy. Nothing that the learner's code raises gets out, KeyboardInterrupt aside.
+    """
+    fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
+    try:
+        returned = probe(learners, **where, **fresh)
+        return {name: capture(obj) for name, obj in returned.items() if obj is not None}, None
+    except KeyboardInterrupt:
+        raise
+    except WrongReturn as wrong:
+        return {}, {"kind": "returned", "type": "", "message": str(wrong), "line": 0}
+    except BaseException as error:
+        return {}, described_exception(error)
+
+
+def described_exception(error: BaseException) -> dict[str, Any]:
+    """An exception as plain text: its type, message, and the line of the learner's code."""
+    try:
+        message = str(error)[:300]
+    except BaseException:
+        message = ""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None and len(frames) < 200:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    learners = [line for file, line in frames[2:] if file == frames[2][0]]
+    return {
+        "kind": "raised",
+        "type": type(error).__name__[:60],
+        "message": " ".join(message.split()),
+        "line": learners[-1] if learners else 0,
+    }
+
+
+def capture(obj: Any) -> Value:
+    """Copy an object into a Value, whatever it is and however it lies about itself."""
+    name = type_name(obj)
+    try:
+        if isinstance(obj, (bool, int, float, np.generic)) and not isinstance(obj, np.void):
+            array = np.asarray(obj)
+            if name == "object of another type" and isinstance(obj, np.generic):
+                name = "float" if array.dtype.kind == "f" else "int"
+        elif isinstance(obj, np.ndarray):
+            # the base class's own view: a subclass cannot answer for it
+            array = np.ndarray.view(obj, np.ndarray)
+            name = "ndarray"
+        elif type(obj).__module__.startswith("torch") or "torch" in sys.modules:
+            return _capture_tensor(obj, name)
+        else:
+            return Value(name, problem=_not_an_array(name))
+        return _capture_array(array, name)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return Value(name, problem="an object that cannot be read as an array")
+
+
+def _not_an_array(name: str) -> str:
+    return f"{'nothing (None)' if name == 'NoneType' else 'a ' + name} where numbers are expected"
+
+
+def _capture_array(array: np.ndarray, name: str, device: str = "", dtype: str = "") -> Value:
+    dtype = dtype or array.dtype.name
+    shape = tuple(int(n) for n in array.shape)
+    if dtype not in DTYPES:
+        what = "objects" if array.dtype.kind == "O" else array.dtype.kind and "no real numbers"
+        return Value(name, "", shape, None, device, f"an array of {what}")
+    if math.prod(shape) > MAX_ENTRIES:
+        return Value(name, dtype, shape, None, device, "far more entries than expected")
+    kept = "bool" if dtype == "bool" else "float64" if "float" in dtype else "int64"
+    return Value(name, dtype, shape, np.array(array, dtype=kept), device)
+
+
+def _capture_tensor(obj: Any, name: str) -> Value:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return Value(name, problem=_not_an_array(name))
+    dtype, device = str(obj.dtype).removeprefix("torch."), str(obj.device.type)
+    shape = tuple(int(n) for n in obj.shape)
+    if math.prod(shape) > MAX_ENTRIES:
+        return Value("Tensor", dtype, shape, None, device, "far more entries than expected")
+    plain = obj.detach().as_subclass(torch.Tensor).to("cpu")
+    if dtype in ("float16", "bfloat16"):
+        plain = plain.to(torch.float32)
+    return _capture_array(plain.numpy(), "Tensor", device, dtype)
+
+
+def to_json(value: Any, digits: int | None = None) -> Any:
+    """A Value, array, number or string as JSON; floats rounded to `digits` significant digits."""
+    if not isinstance(value, Value):
+        if value is None or isinstance(value, (str, bool)):
+            return value
+        value = capture(value)
+    if value.array is None:
+        return {"type": value.type, "dtype": value.dtype, "shape": list(value.shape),
+                "problem": value.problem, "device": value.device}  # fmt: skip
+    data = value.array.tolist()
+    if digits is not None and value.array.dtype.kind == "f":
+        data = _rounded(data, digits)
+    if value.type == "float" and value.dtype == "float64":
+        return data
+    if value.type == "int" and value.dtype == "int64":
+        return data
+    if value.type == "ndarray" and value.dtype == "float64" and value.array.size and value.shape:
+        return data
+    return {"type": value.type, "dtype": value.dtype, "shape": list(value.shape), "data": data,
+            "device": value.device}  # fmt: skip
+
+
+def _rounded(data: Any, digits: int) -> Any:
+    if isinstance(data, list):
+        return [_rounded(entry, digits) for entry in data]
+    return float(f"{data:.{digits}g}") + 0.0  # no negative zero
+
+
+def from_json(data: Any) -> Value:
+    """Read a Value back, trusting nothing: raises ValueError where the data do not fit together."""
+    if isinstance(data, bool) or not isinstance(data, (int, float, list, dict)):
+        raise ValueError("not a number, an array or an object")
+    if isinstance(data, float):
+        return Value("float", "float64", (), np.array(data, dtype="float64"))
+    if isinstance(data, int):
+        return Value("int", "int64", (), _array(data, "int64"))
+    if isinstance(data, list):
+        array = _array(data, "float64")
+        return Value("ndarray", "float64", array.shape, array)
+    kind, dtype, shape = data.get("type"), data.get("dtype"), data.get("shape")
+    device, problem = data.get("device", ""), data.get("problem", "")
+    if not all(isinstance(text, str) for text in (kind, dtype, device, problem)):
+        raise ValueError("type, dtype and device are strings")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("a shape is a list of whole numbers")
+    kind = kind if kind in PLAIN_TYPES else "object of another type"
+    if "data" not in data:
+        known = dtype if dtype in DTYPES else ""
+        return Value(kind, known, tuple(shape), None, device[:10], _known_problem(problem, kind))
+    if dtype not in DTYPES:
+        raise ValueError("an unknown dtype")
+    kept = "bool" if dtype == "bool" else "float64" if "float" in dtype else "int64"
+    array = _array(data["data"], kept)
+    if math.prod(shape) != array.size:
+        raise ValueError("shape and data do not fit together")
+    return Value(kind, dtype, tuple(shape), array.reshape(shape), device[:10])
+
+
+def _known_problem(problem: str, kind: str) -> str:
+    """One of our own phrases: text from the sandbox never reaches a learner as it is."""
+    ours = ("an array of objects", "an array of no real numbers", "far more entries than expected",
+            "an object that cannot be read as an array")  # fmt: skip
+    return problem if problem in ours else _not_an_array(kind)
+
+
+def _array(data: Any, dtype: str) -> np.ndarray:
+    try:
+        array = np.array(data, dtype=dtype)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if array.size > MAX_ENTRIES:
+        raise ValueError("too many entries")
+    return array
