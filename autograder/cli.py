@@ -185,7 +185,7 @@ def grade(
 
         if rooms:
             target = out or rooms[0]
-            results = classrooms.grade(rooms[0], course, submissions, jobs, tell)
+            results = classrooms.grade_submissions(rooms[0], course, submissions, jobs, tell)
         else:
             target = out or Path("graded")
             results = grading.grade_all(submissions, course, seed, jobs, tell=tell)

@@ -108,7 +108,7 @@ class Outcome:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """The inputs of one probe, what the reference returns and what each mistake returns.
 

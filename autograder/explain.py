@@ -202,9 +202,10 @@ def given(inputs: Mapping[str, object]) -> str:
     parts = []
     for name, value in inputs.items():
         if isinstance(value, np.ndarray):
-            parts.append(f"{name}={brief(value, width=WIDTH - len(name) - 1, sep=',')}")
+            room = WIDTH - len(name) - 1
+            parts.append(f"{name}={brief(value, room, digits=9, sep=',')}")
         elif isinstance(value, float):
-            parts.append(f"{name}={number(value)}")
+            parts.append(f"{name}={number(value, 9)}")
         else:
             parts.append(f"{name}={value}")
     line, room = "", 2 * WIDTH - 4

@@ -141,7 +141,7 @@ def read_notebook(path: Path) -> NotebookNode:
         data = json.loads(text)
         if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
             raise UserError(f"{path.name} is JSON, but no notebook")
-        return _usable(nbformat.reads(text, as_version=4))
+        return usable(nbformat.reads(text, as_version=4))
     except UserError:
         raise
     except UnicodeDecodeError:
@@ -153,7 +153,7 @@ def read_notebook(path: Path) -> NotebookNode:
         raise UserError(f"{path.name} is no readable notebook: {what}") from None
 
 
-def _usable(notebook: NotebookNode) -> NotebookNode:
+def usable(notebook: NotebookNode) -> NotebookNode:
     """Every cell with the fields that we use, of the types that we expect."""
     cells = []
     for cell in notebook.cells:

@@ -235,9 +235,9 @@ def _form_result(
 
 def _form_fault(criterion: Criterion, expected: Outcome, got: Outcome, name: str) -> bool:
     """Whether one name's form differs; of evidence, the values too."""
-    if name not in expected.outputs:
-        return False
-    want, have = expected.outputs[name], got.outputs.get(name, ABSENT)
+    if name not in expected.outputs or name not in got.outputs:
+        return False  # what is not there at all fails the criterion of its values
+    want, have = expected.outputs[name], got.outputs[name]
     if have.array is None or want.array is None:
         return have.problem != want.problem
     if name in criterion.outputs and not outcomes_agree(expected, got, [name], 0.0):

@@ -119,8 +119,8 @@ def _by_text(
     if what == "exercise":
         return [n for n in free if defines(cells[n].source, key)]
     if what == "check":
-        call = original.source.strip().rstrip(")").replace('"', "['\"]?").replace("(", r"\(")
-        return [n for n in free if re.search(call, cells[n].source)
+        call = rf"check\(\s*['\"]?{re.escape(key.removeprefix('check-'))}['\"]?\s*\)"
+        return [n for n in free if cells[n].cell_type == "code" and re.search(call, cells[n].source)
                 and not re.search(r"^\s*(def|class) ", cells[n].source, re.MULTILINE)]  # fmt: skip
     if what == "written":
         return _written(cells, free, key, release)

@@ -60,18 +60,20 @@ def columns(rng, n, *shapes):
     """(n, D): each column starts near `centre` and spreads over `spread`, in shuffled order."""
     skewed = (np.arange(n) / (n - 1)) ** 2
     steps = [rng.permutation(skewed + rng.uniform(-0.04, 0.04, n)) for _ in shapes]
-    made = [centre + spread * s for (centre, spread), s in zip(shapes, steps, strict=True)]
-    return np.stack(made, axis=1).round(4)
+    made = [
+        (centre + spread * s).round(2 if abs(spread) > 0.1 else 4)
+        for (centre, spread), s in zip(shapes, steps, strict=True)
+    ]
+    return np.stack(made, axis=1)
 
 
 def near(rng, *values):
     """An array close to `values`: within 15 percent."""
-    return (np.array(values) * rng.uniform(0.85, 1.15, len(values))).round(3)
+    return (np.array(values) * rng.uniform(0.85, 1.15, len(values))).round(2)
 
 
 def training_cases(rng):
-    """In training mode, out uses the batch's mean and biased variance, eps, gamma
-and beta.
+    """In training, out uses the batch's mean and biased variance, eps, gamma and beta.
 
     A variance near eps (spread 0.003) tells where eps stands, an eps of 0.1 which eps is used.
     """
@@ -116,7 +118,7 @@ and beta.
 
 
 def running_cases(rng):
-    """Training stores both running averages: momentum weights the old one, the variance is biased.
+    """Training stores both running averages: momentum weights the old, var is biased.
 
     The first case is one step; the others go on from what the first step stored.
     """
@@ -157,7 +159,7 @@ def running_cases(rng):
 
 
 def evaluation_cases(rng):
-    """In test mode, out uses the running averages, which stay as they are.
+    """In test mode, out uses the running averages and leaves them as they are.
 
     Each batch is evaluated twice with the same dict.
     """
@@ -252,37 +254,36 @@ def momentum_cases(rng):
     return {name: {"momentum": round(float(value), 3)} for name, value in made.items()}
 
 
-# Mistakes. Old texts of the reference; (1) the training branch, (2) the test branch.
+# Mistakes: texts of the reference, in the training branch and (T_) in the test branch.
 
 MEAN, VAR = "mean = x.mean(axis=0)", "var = x.var(axis=0)"
-ROOT = "np.sqrt(var + eps)"
-X_HAT = f"(x - mean) / {ROOT}"
+ROOT, T_ROOT = "np.sqrt(var + eps)", "np.sqrt(running_var + eps)"
+X_HAT, T_X_HAT = f"(x - mean) / {ROOT}", f"(x - running_mean) / {T_ROOT}"
 OUT = 'out = gamma * x_hat + beta\n        bn_param["running_mean"]'
+T_OUT = "out = gamma * x_hat + beta\n        cache = None"
 NEW_MEAN = "momentum * running_mean + (1 - momentum) * mean"
 NEW_VAR = "momentum * running_var + (1 - momentum) * var"
-STORE_MEAN = f'bn_param["running_mean"] = {NEW_MEAN}'
-STORE_VAR = f'bn_param["running_var"] = {NEW_VAR}'
+STORE_MEAN = f'bn_param["running_mean"] = {NEW_MEAN}\n        '
+STORE_VAR = f'bn_param["running_var"] = {NEW_VAR}\n        '
 GET_EPS, GET_MOMENTUM = 'bn_param.get("eps", 1e-5)', 'bn_param.get("momentum", 0.9)'
 ABOUT_MEAN = "var = ((x - mean) ** 2)"
 
-T_ROOT = "np.sqrt(running_var + eps)"
-T_X_HAT = f"(x - running_mean) / {T_ROOT}"
-T_OUT = "out = gamma * x_hat + beta\n        cache = None"
+
+def out_is(new, old=OUT):
+    return old, old.replace("gamma * x_hat + beta", new)
 
 
-def out(new):
-    return OUT, OUT.replace("gamma * x_hat + beta", new)
+def averages_are(formula):
+    """Both updates follow another formula, in which OLD and NEW stand for the two values."""
+    named = ((NEW_MEAN, "mean"), (NEW_VAR, "var"))
+    return [(old, formula.replace("OLD", f"running_{name}").replace("NEW", name))
+            for old, name in named]  # fmt: skip
 
 
-def tested(new):
-    return T_OUT, T_OUT.replace("gamma * x_hat + beta", new)
-
-
-def average(*pairs):
-    """Patches of what is stored: (a new mean, a new var), None for what stays."""
-    new_mean, new_var = pairs
-    patches = (NEW_MEAN, new_mean), (NEW_VAR, new_var)
-    return tuple((old, new) for old, new in patches if new is not None)
+def averages_of(mean="mean", var="var"):
+    """The updates are of other values than the batch's mean and var."""
+    return [(NEW_MEAN, NEW_MEAN.replace("* mean", f"* {mean}")),
+            (NEW_VAR, NEW_VAR.replace("* var", f"* {var}"))]  # fmt: skip
 
 
 def at(criterion):
@@ -301,20 +302,20 @@ STATISTICS = (
         (MEAN, "mean = x.mean(axis=1, keepdims=True)"), (VAR, "var = x.var(axis=1, keepdims=True)"),
         right="the formula: every row of x_hat has mean 0"),
     training("AXIS-SWAP-SILENT", "statistics over rows, applied to columns",
-        "How many means should there be: N or D?", (MEAN, "mean = x.mean(axis=1)"),
-        (VAR, "var = x.var(axis=1)")),
+        "How many means should there be: N or D?",
+        (MEAN, "mean = x.mean(axis=1)"), (VAR, "var = x.var(axis=1)")),
     training("ALL-AXES", "one mean and one variance for the whole batch",
-        "How many features are there, and how many means have you?", (MEAN, "mean = x.mean()"),
-        (VAR, "var = x.var()")),
+        "How many features are there, and how many means have you?",
+        (MEAN, "mean = x.mean()"), (VAR, "var = x.var()")),
     training("MEAN-ALL-AXES", "one mean for all columns; the variances are per column",
-        "Print mean.shape: what should it be?", (MEAN, "mean = x.mean()"),
-        right="the variance, one per column"),
+        "Print mean.shape: what should it be?",
+        (MEAN, "mean = x.mean()"), right="the variance, one per column"),
     training("CENTRED-ON-GRAND-MEAN", "one mean for all columns, also inside the variance",
-        "Print mean.shape: what should it be?", (MEAN, "mean = x.mean()"),
-        (VAR, f"{ABOUT_MEAN}.mean(axis=0)")),
+        "Print mean.shape: what should it be?",
+        (MEAN, "mean = x.mean()"), (VAR, f"{ABOUT_MEAN}.mean(axis=0)")),
     training("VAR-ALL-AXES", "one variance for all columns; the means are per column",
-        "Print var.shape: what should it be?", (VAR, "var = x.var()"),
-        right="the mean, one per column"),
+        "Print var.shape: what should it be?",
+        (VAR, "var = x.var()"), right="the mean, one per column"),
     training("VAR-ABOUT-MEANS-ALL-AXES", "the squares are averaged over rows and columns",
         "You centred by column. Over which axis do you average the squares?",
         (VAR, f"{ABOUT_MEAN}.mean()"), right="the mean, one per column"),
@@ -323,14 +324,15 @@ STATISTICS = (
         (MEAN, "mean = x.sum(axis=0) / x.shape[1]"),
         (VAR, f"{ABOUT_MEAN}.sum(axis=0) / x.shape[1]"), right="the sums: over the rows"),
     training("COUNT-IS-ALL", "you divide the sums by N * D",
-        "How many numbers did you add up for one column?", (MEAN, "mean = x.sum(axis=0) / x.size"),
-        (VAR, f"{ABOUT_MEAN}.sum(axis=0) / x.size"), right="the sums: over the rows"),
+        "How many numbers did you add up for one column?",
+        (MEAN, "mean = x.sum(axis=0) / x.size"), (VAR, f"{ABOUT_MEAN}.sum(axis=0) / x.size"),
+        right="the sums: over the rows"),
     training("VAR-COUNT-IS-D", "the variance divides by the number of columns",
         "How many squares did you add up for one column?",
         (VAR, f"{ABOUT_MEAN}.sum(axis=0) / x.shape[1]"), right="the mean"),
     training("SUM-FOR-MEAN", "a sum over the batch where the mean belongs",
-        "What turns a sum into a mean?", (MEAN, "mean = x.sum(axis=0)"),
-        (VAR, f"{ABOUT_MEAN}.mean(axis=0)")),
+        "What turns a sum into a mean?",
+        (MEAN, "mean = x.sum(axis=0)"), (VAR, f"{ABOUT_MEAN}.mean(axis=0)")),
     training("SUM-FOR-VAR", "the variance is a sum of squares, not their mean",
         "Double the batch with copies: should the variance change?",
         (VAR, f"{ABOUT_MEAN}.sum(axis=0)"), right="the mean, and the axis of the sum"),
@@ -338,11 +340,11 @@ STATISTICS = (
         "Here the batch is all there is. Which count belongs to it?",
         (VAR, "var = x.var(axis=0, ddof=1)"), right="mean, axis and eps"),
     training("STD-FOR-VAR", "the root is taken twice: you start from the std",
-        "Is the number under your root a variance or already a std?", (VAR, "var = x.std(axis=0)"),
-        rung=2),
+        "Is the number under your root a variance or already a std?",
+        (VAR, "var = x.std(axis=0)"), rung=2),
     training("VAR-UNCENTRED", "the variance is the mean of x**2, not centred",
-        "Variance is the mean squared distance from what?", (VAR, "var = (x ** 2).mean(axis=0)"),
-        right="the mean"),
+        "Variance is the mean squared distance from what?",
+        (VAR, "var = (x ** 2).mean(axis=0)"), right="the mean"),
     training("ABS-FOR-SQUARE", "the variance averages |x - mean|, not its square",
         "In which unit is a variance, if x is in metres?",
         (VAR, "var = np.abs(x - mean).mean(axis=0)"), right="the mean"),
@@ -359,81 +361,86 @@ STATISTICS = (
 
 FORMULA = (
     training("VAR-NOT-STD", "you divide by the variance, not by its root",
-        "If x doubles, x_hat should stay. Does yours?", (ROOT, "(var + eps)"), right="the centring",
-        rung=2),
+        "If x doubles, x_hat should stay. Does yours?",
+        (ROOT, "(var + eps)"), right="the centring", rung=2),
     training("NO-CENTRING", "the mean is not subtracted",
-        "What should the mean of each column of x_hat be?", (X_HAT, f"x / {ROOT}"),
-        right="the scale"),
+        "What should the mean of each column of x_hat be?",
+        (X_HAT, f"x / {ROOT}"), right="the scale"),
     training("NO-SCALING", "nothing is divided by the standard deviation",
-        "What should the variance of each column of x_hat be?", (X_HAT, "x - mean"),
-        right="the centring"),
+        "What should the variance of each column of x_hat be?",
+        (X_HAT, "x - mean"), right="the centring"),
     training("MULTIPLIES", "you multiply by the standard deviation",
-        "A column spreads too wide: do you multiply or divide?", (X_HAT, f"(x - mean) * {ROOT}"),
-        right="the centring and the standard deviation"),
+        "A column spreads too wide: do you multiply or divide?",
+        (X_HAT, f"(x - mean) * {ROOT}"), right="the centring and the standard deviation"),
     training("SIGN-FLIP", "you compute mean - x",
-        "The largest x in a column: should its x_hat be positive?", (X_HAT, f"(mean - x) / {ROOT}"),
-        right="the size of every entry of x_hat"),
+        "The largest x in a column: should its x_hat be positive?",
+        (X_HAT, f"(mean - x) / {ROOT}"), right="the size of every entry of x_hat"),
     training("PRECEDENCE", "only the mean is divided, not x - mean",
-        "What does Python do first in a - b / c?", (X_HAT, f"x - mean / {ROOT}"), rung=2),
+        "What does Python do first in a - b / c?",
+        (X_HAT, f"x - mean / {ROOT}"), rung=2),
     training("DIVIDES-FIRST", "x is divided first, then the unscaled mean subtracted",
-        "Were x and mean on the same scale when you subtracted?", (X_HAT, f"x / {ROOT} - mean")),
+        "Were x and mean on the same scale when you subtracted?",
+        (X_HAT, f"x / {ROOT} - mean")),
     training("RUNNING-IN-TRAINING", "training normalizes by the running averages",
-        "Which statistics belong to training, which to test?", (X_HAT, T_X_HAT)),
+        "Which statistics belong to training, which to test?",
+        (X_HAT, T_X_HAT)),
     training("UPDATED-IN-TRAINING", "training normalizes by the UPDATED running averages",
         "In training, does out depend on earlier batches?",
         (X_HAT, f"(x - ({NEW_MEAN})) / np.sqrt({NEW_VAR} + eps)"),
         right="that both averages are updated"),
     training("NO-AFFINE", "x_hat is returned without gamma and beta",
-        "What are the two learnable parameters for?", out("x_hat"), right="x_hat"),
+        "What are the two learnable parameters for?",
+        out_is("x_hat"), right="x_hat"),
     training("NO-GAMMA", "gamma is not used",
-        "Which parameter scales, and where is it in your code?", out("x_hat + beta"),
-        right="x_hat and beta"),
+        "Which parameter scales, and where is it in your code?",
+        out_is("x_hat + beta"), right="x_hat and beta"),
     training("NO-BETA", "beta is not used",
-        "Which parameter shifts, and where is it in your code?", out("gamma * x_hat"),
-        right="x_hat and gamma"),
+        "Which parameter shifts, and where is it in your code?",
+        out_is("gamma * x_hat"), right="x_hat and gamma"),
     training("GAMMA-BETA-SWAPPED", "beta scales and gamma shifts",
-        "With gamma = 1 and beta = 0, out should be x_hat. Is yours?", out("beta * x_hat + gamma"),
-        right="x_hat"),
+        "With gamma = 1 and beta = 0, out should be x_hat. Is yours?",
+        out_is("beta * x_hat + gamma"), right="x_hat"),
     training("BETA-SUBTRACTED", "beta is subtracted",
-        "If beta grows, should out grow or shrink?", out("gamma * x_hat - beta"),
-        right="x_hat and gamma"),
+        "If beta grows, should out grow or shrink?",
+        out_is("gamma * x_hat - beta"), right="x_hat and gamma"),
     training("GAMMA-DIVIDES", "you divide by gamma",
-        "If gamma doubles, what should the spread of out do?", out("x_hat / gamma + beta"),
-        right="x_hat and beta"),
+        "If gamma doubles, what should the spread of out do?",
+        out_is("x_hat / gamma + beta"), right="x_hat and beta"),
     training("GAMMA-PLUS-ONE", "x_hat is scaled by 1 + gamma",
         "With gamma = 1 and beta = 0, out should be x_hat. Is yours?",
-        out("(1 + gamma) * x_hat + beta"), right="x_hat and beta"),
+        out_is("(1 + gamma) * x_hat + beta"), right="x_hat and beta"),
     training("GAMMA-SCALES-BETA", "gamma also multiplies beta",
-        "Work out gamma * (x_hat + beta). What happened to beta?", out("gamma * (x_hat + beta)"),
-        right="x_hat"),
+        "Work out gamma * (x_hat + beta). What happened to beta?",
+        out_is("gamma * (x_hat + beta)"), right="x_hat"),
     training("X-NOT-X-HAT", "gamma and beta are applied to x, not to x_hat",
-        "Where do you use x_hat after computing it?", out("gamma * x + beta")),
+        "Where do you use x_hat after computing it?",
+        out_is("gamma * x + beta")),
     training("AFFINE-FIRST", "gamma and beta come before the normalization",
         "You scale, then normalize. What is left of the scale?",
         (MEAN, "y = gamma * x + beta\n        mean = x.mean(axis=0)"),
-        (X_HAT, "(y - y.mean(axis=0)) / np.sqrt(y.var(axis=0) + eps)"), out("x_hat")),
+        (X_HAT, "(y - y.mean(axis=0)) / np.sqrt(y.var(axis=0) + eps)"), out_is("x_hat")),
 )  # fmt: skip
 
-ORDINARY = "the ordinary columns: only a tiny variance shows this"
+ORDINARY = "all but eps: it shows most where the variance is small"
 EPSILON = (
     training("EPS-OUTSIDE", "you divide by sqrt(var) + eps",
-        "Compare sqrt(1e-6 + 1e-5) with sqrt(1e-6) + 1e-5.", (ROOT, "(np.sqrt(var) + eps)"),
-        right=ORDINARY, rung=2),
+        "Compare sqrt(1e-6 + 1e-5) with sqrt(1e-6) + 1e-5.",
+        (ROOT, "(np.sqrt(var) + eps)"), right=ORDINARY, rung=2),
     training("EPS-MISSING", "eps is not used: you divide by sqrt(var)",
-        "What happens to a column whose entries are all equal?", (ROOT, "np.sqrt(var)"),
-        right=ORDINARY, rung=2),
+        "What happens to a column whose entries are all equal?",
+        (ROOT, "np.sqrt(var)"), right=ORDINARY, rung=2),
     training("EPS-TWICE", "eps is added twice under the root",
-        "Follow eps from line to line: how often is it added?", (ROOT, "np.sqrt(var + eps + eps)"),
-        right=ORDINARY, rung=2),
+        "Follow eps from line to line: how often is it added?",
+        (ROOT, "np.sqrt(var + eps + eps)"), right=ORDINARY, rung=2),
     training("EPS-BOTH-PLACES", "eps is added inside the root and outside",
         "Once is enough to avoid 0 / 0. Which place is meant here?",
         (ROOT, "(np.sqrt(var + eps) + eps)"), rung=2),
     training("EPS-AFTER-DIVISION", "eps is added to x_hat, after the division",
-        "Which number should eps keep away from zero?", (X_HAT, "(x - mean) / np.sqrt(var) + eps"),
-        rung=2),
+        "Which number should eps keep away from zero?",
+        (X_HAT, "(x - mean) / np.sqrt(var) + eps"), rung=2),
     training("EPS-SQUARED", "the root holds var + eps**2",
-        "eps stands next to a variance. Is it squared there?", (ROOT, "np.sqrt(var + eps ** 2)"),
-        rung=2),
+        "eps stands next to a variance. Is it squared there?",
+        (ROOT, "np.sqrt(var + eps ** 2)"), rung=2),
     training("EPS-DIVIDED-BY-N", "eps is added before the division by N",
         "Is the variance finished when you add eps?",
         (ROOT, "np.sqrt((((x - mean) ** 2).sum(axis=0) + eps) / x.shape[0])"), rung=2),
@@ -453,93 +460,91 @@ EPSILON = (
 AVERAGES = (
     running("RUNNING-LEFT-ALONE", "the running averages are not stored in bn_param",
         "Write the new averages back into bn_param.",
-        (f"{STORE_MEAN}\n        {STORE_VAR}\n        ", ""), not_attempted=True),
+        (STORE_MEAN + STORE_VAR, ""), not_attempted=True),
     running("RUNNING-VAR-LEFT-ALONE", "running_var is not updated",
-        "Test mode needs two statistics. Do you store both?", (f"{STORE_VAR}\n        ", ""),
-        right="running_mean"),
+        "Test mode needs two statistics. Do you store both?",
+        (STORE_VAR, ""), right="running_mean"),
     running("RUNNING-MEAN-LEFT-ALONE", "running_mean is not updated",
-        "Test mode needs two statistics. Do you store both?", (f"{STORE_MEAN}\n        ", ""),
-        right="running_var"),
+        "Test mode needs two statistics. Do you store both?",
+        (STORE_MEAN, ""), right="running_var"),
     running("MOMENTUM-FLIP", "momentum weights the new value (as in PyTorch)",
         "With momentum 0.9, should one batch move the average 90%?",
-        *average("(1 - momentum) * running_mean + momentum * mean", "(1 - momentum) * running_var + momentum * var"),
+        *averages_are("(1 - momentum) * OLD + momentum * NEW"),
         right="the batch's mean and variance"),
     running("MOMENTUM-ALWAYS-0.9", "momentum is fixed at 0.9, whatever bn_param says",
-        "Which momentum does bn_param hold in this case?", (GET_MOMENTUM, "0.9"),
-        right="the formula of the average", rung=2),
+        "Which momentum does bn_param hold in this case?",
+        (GET_MOMENTUM, "0.9"), right="the formula of the average", rung=2),
     running("MOMENTUM-DEFAULT-0.1", "momentum is 0.1 when bn_param has none",
-        "Which default does the docstring give?", (GET_MOMENTUM, 'bn_param.get("momentum", 0.1)'),
-        right="the formula, for a given momentum", rung=2),
+        "Which default does the docstring give?",
+        (GET_MOMENTUM, 'bn_param.get("momentum", 0.1)'), right="a momentum that is given", rung=2),
     running("RUNNING-OVERWRITTEN", "the batch's values replace the running averages",
-        "What is left of the earlier batches?", *average("mean", "var"),
-        right="the batch's mean and variance"),
-    running("RUNNING-WEIGHTS-EXCEED-1", "the new value is added in full, without 1 - momentum",
+        "What is left of the earlier batches?",
+        *averages_are("NEW"), right="the batch's mean and variance"),
+    running("RUNNING-NEW-IN-FULL", "the new value is added in full, without 1 - momentum",
         "The two weights should add up to 1. Do yours?",
-        *average("momentum * running_mean + mean", "momentum * running_var + var"), rung=2),
+        *averages_are("momentum * OLD + NEW"), rung=2),
     running("RUNNING-NEVER-FADES", "the old average keeps its full weight",
         "The two weights should add up to 1. Do yours?",
-        *average("running_mean + (1 - momentum) * mean", "running_var + (1 - momentum) * var"),
-        rung=2),
+        *averages_are("OLD + (1 - momentum) * NEW"), rung=2),
     running("RUNNING-SUM", "old and new are added up, without momentum",
         "After 100 equal batches, what should the average be?",
-        *average("running_mean + mean", "running_var + var")),
+        *averages_are("OLD + NEW")),
     running("RUNNING-HALF", "old and new count half each, without momentum",
         "How much should one batch move the average? Who decides?",
-        *average("(running_mean + mean) / 2", "(running_var + var) / 2")),
+        *averages_are("(OLD + NEW) / 2")),
     running("RUNNING-FROM-ZEROS", "every step starts from zeros again",
         "What did bn_param hold before this step?",
-        *average("(1 - momentum) * mean", "(1 - momentum) * var")),
+        *averages_are("(1 - momentum) * NEW")),
     running("RUNNING-STARTS-AT-BATCH", "with nothing stored, you start from the first batch",
         "Where do the averages start, by the docstring?",
-        *average('momentum * bn_param.get("running_mean", mean) + (1 - momentum) * mean', 'momentum * bn_param.get("running_var", var) + (1 - momentum) * var'),
+        *averages_are('momentum * bn_param.get("OLD", NEW) + (1 - momentum) * NEW'),
         right="the update, once something is stored", rung=2),
     running("RUNNING-VAR-STARTS-AT-1", "with nothing stored, running_var starts at 1 (PyTorch)",
         "Where do the averages start, by the docstring?",
         ('"running_var", np.zeros(', '"running_var", np.ones('),
         right="running_mean, and the update", rung=2),
+    running("RUNNING-TWICE", "each step updates the averages twice",
+        "Count the lines that update: does one step run two of them?",
+        *averages_are("momentum * (momentum * OLD + (1 - momentum) * NEW) + (1 - momentum) * NEW")),
     running("RUNNING-VAR-UNBIASED", "running_var gets the unbiased variance (as in PyTorch)",
         "Which of the two variances does this lesson's docstring name?",
-        *average(None, NEW_VAR.replace("* var", "* x.var(axis=0, ddof=1)")),
-        right="out, running_mean and the momentum"),
+        *averages_of(var="x.var(axis=0, ddof=1)"), right="out, running_mean and the momentum"),
     running("RUNNING-STD", "running_var averages the standard deviation",
         "Test mode takes a root of it. What must be stored?",
-        *average(None, NEW_VAR.replace("* var", "* np.sqrt(var)")), right="running_mean"),
+        *averages_of(var="np.sqrt(var)"), right="running_mean"),
     running("RUNNING-STD-EPS", "running_var averages sqrt(var + eps)",
         "Test mode adds eps and takes the root. What must be stored?",
-        *average(None, NEW_VAR.replace("* var", "* np.sqrt(var + eps)")), right="running_mean"),
+        *averages_of(var="np.sqrt(var + eps)"), right="running_mean"),
     running("RUNNING-EPS-IN-VAR", "eps is averaged into running_var",
         "Test mode adds eps itself. How often will it be in there?",
-        *average(None, NEW_VAR.replace("* var", "* (var + eps)")),
-        right="running_mean and the momentum"),
+        *averages_of(var="(var + eps)"), right="running_mean and the momentum"),
     running("RUNNING-VAR-UNCENTRED", "running_var averages the mean of x**2",
         "Is that the variance that normalized this batch?",
-        *average(None, NEW_VAR.replace("* var", "* (x ** 2).mean(axis=0)")), right="running_mean"),
+        *averages_of(var="(x ** 2).mean(axis=0)"), right="running_mean"),
     running("RUNNING-VAR-ABOUT-RUNNING-MEAN", "running_var measures x around the running mean",
         "Around which mean did you take the batch's variance?",
-        *average(None, NEW_VAR.replace( "* var", '* ((x - bn_param["running_mean"]) ** 2).mean(axis=0)')),
+        *averages_of(var='((x - bn_param["running_mean"]) ** 2).mean(axis=0)'),
         right="running_mean"),
     running("RUNNING-SWAPPED", "mean and variance are stored under each other's name",
         "Read the two lines aloud: what goes into running_mean?",
-        *average(NEW_MEAN.replace("* mean", "* var"), NEW_VAR.replace("* var", "* mean"))),
+        *averages_of("var", "mean")),
     running("RUNNING-OF-X-HAT", "the averages are taken of x_hat, after normalization",
         "What are the mean and variance of x_hat, for any batch?",
-        *average(NEW_MEAN.replace("* mean", "* x_hat.mean(axis=0)"), NEW_VAR.replace("* var", "* x_hat.var(axis=0)"))),
+        *averages_of("x_hat.mean(axis=0)", "x_hat.var(axis=0)")),
     running("RUNNING-OF-OUT", "the averages are taken of out, after gamma and beta",
         "Test mode normalizes x. Whose statistics does it need?",
-        *average(NEW_MEAN.replace("* mean", "* out.mean(axis=0)"), NEW_VAR.replace("* var", "* out.var(axis=0)"))),
+        *averages_of("out.mean(axis=0)", "out.var(axis=0)")),
     running("RUNNING-ALL-AXES", "one average is stored for all columns",
         "How many running means does a layer of D features need?",
-        *average(NEW_MEAN.replace("* mean", "* x.mean()"), NEW_VAR.replace("* var", "* x.var()"))),
-    running("RUNNING-TWICE", "each step updates the averages twice",
-        "Count the lines that update: does one step run two of them?",
-        *average(f"momentum * ({NEW_MEAN}) + (1 - momentum) * mean", f"momentum * ({NEW_VAR}) + (1 - momentum) * var")),
+        *averages_of("x.mean()", "x.var()")),
 )  # fmt: skip
 
-UPDATE = f"""
-        running_mean = {NEW_MEAN.replace("* mean", "* x.mean(axis=0)")}
-        running_var = {NEW_VAR.replace("* var", "* x.var(axis=0)")}"""
-KEEP = """
+UPDATE = """
+        running_mean = momentum * running_mean + (1 - momentum) * x.mean(axis=0)
+        running_var = momentum * running_var + (1 - momentum) * x.var(axis=0)"""
+STORE = """
         bn_param["running_mean"], bn_param["running_var"] = running_mean, running_var"""
+TEST_BRANCH = 'elif mode == "test":'
 TEST_MODE = (
     testing("TEST-BATCH-STATISTICS", "test mode normalizes by the batch's own statistics",
         "One image alone: what would its batch variance be?",
@@ -554,15 +559,14 @@ TEST_MODE = (
         (T_ROOT, "np.sqrt(x.var(axis=0) + eps)"), right="the running mean"),
     testing("TEST-MIXES-BATCH-IN", "test mode mixes the batch into the averages it uses",
         "Where should momentum occur in test mode?",
-        (T_X_HAT, f'({T_X_HAT.replace("running_mean", "mean").replace("running_var", "var")})'),
-        ('elif mode == "test":', 'elif mode == "test":' + UPDATE.replace("running_mean =", "mean =").replace("running_var =", "var =")),
-        right="that the stored averages stay as they are"),
+        (TEST_BRANCH, TEST_BRANCH + UPDATE), right="that the stored averages stay as they are"),
     testing("TEST-UPDATES", "test mode updates the running averages",
         "Evaluate twice: should the second result differ?",
-        tested("gamma * x_hat + beta" + UPDATE + KEEP), right="out of the first evaluation"),
+        out_is("gamma * x_hat + beta" + UPDATE + STORE, T_OUT),
+        right="out of the first evaluation"),
     testing("TEST-UPDATES-FIRST", "test mode updates the averages, then uses them",
         "Evaluate twice: should the second result differ?",
-        ('elif mode == "test":', 'elif mode == "test":' + UPDATE + KEEP)),
+        (TEST_BRANCH, TEST_BRANCH + UPDATE + STORE)),
     testing("TEST-FROM-ZEROS", "test mode takes zeros for the running averages",
         "What has training stored in bn_param, and under which names?",
         (T_X_HAT, "x / np.sqrt(eps)")),
@@ -583,8 +587,8 @@ TEST_MODE = (
               (T_ROOT, f"np.sqrt(running_var + {eps})"), right="the place of eps", rung=2)
       for eps in ("1E-5", "1E-8")),
     testing("TEST-VAR-NOT-STD", "test mode divides by running_var, without a root",
-        "Is running_var a variance or a standard deviation?", (T_ROOT, "(running_var + eps)"),
-        right="the running mean", rung=2),
+        "Is running_var a variance or a standard deviation?",
+        (T_ROOT, "(running_var + eps)"), right="the running mean", rung=2),
     testing("TEST-ROOT-TWICE", "test mode takes the root of running_var twice",
         "Is running_var a variance or a standard deviation?",
         (T_ROOT, "np.sqrt(np.sqrt(running_var) + eps)"), right="the running mean", rung=2),
@@ -592,56 +596,59 @@ TEST_MODE = (
         "Does the size of the test batch say anything about running_var?",
         (T_ROOT, "np.sqrt(running_var * x.shape[0] / (x.shape[0] - 1) + eps)"), rung=2),
     testing("TEST-NO-CENTRING", "the running mean is not subtracted in test mode",
-        "Compare the two branches: which step is missing?", (T_X_HAT, f"x / {T_ROOT}"),
-        right="the scale"),
+        "Compare the two branches: which step is missing?",
+        (T_X_HAT, f"x / {T_ROOT}"), right="the scale"),
     testing("TEST-NO-SCALING", "nothing is divided by the running std in test mode",
-        "Compare the two branches: which step is missing?", (T_X_HAT, "x - running_mean"),
-        right="the centring"),
+        "Compare the two branches: which step is missing?",
+        (T_X_HAT, "x - running_mean"), right="the centring"),
     testing("TEST-NO-NORMALIZING", "test mode applies gamma and beta to x itself",
-        "gamma and beta were trained on normalized x. Is this x normalized?", (T_X_HAT, "x"),
-        right="gamma and beta"),
+        "gamma and beta were trained on normalized x. Is this x normalized?",
+        (T_X_HAT, "x"), right="gamma and beta"),
     testing("TEST-SWAPPED", "running_mean and running_var are swapped in test mode",
         "Which of the two is subtracted, which goes under the root?",
         (T_X_HAT, "(x - running_var) / np.sqrt(running_mean + eps)")),
     testing("TEST-NO-AFFINE", "test mode returns x_hat without gamma and beta",
-        "The next layer was trained on outputs with gamma and beta. And now?", tested("x_hat"),
-        right="x_hat"),
+        "The next layer was trained on outputs with gamma and beta. And now?",
+        out_is("x_hat", T_OUT), right="x_hat"),
     testing("TEST-NO-GAMMA", "gamma is not used in test mode",
-        "Compare the last lines of the two branches.", tested("x_hat + beta"),
-        right="x_hat and beta"),
+        "Compare the last lines of the two branches.",
+        out_is("x_hat + beta", T_OUT), right="x_hat and beta"),
     testing("TEST-NO-BETA", "beta is not used in test mode",
-        "Compare the last lines of the two branches.", tested("gamma * x_hat"),
-        right="x_hat and gamma"),
+        "Compare the last lines of the two branches.",
+        out_is("gamma * x_hat", T_OUT), right="x_hat and gamma"),
     testing("TEST-GAMMA-BETA-SWAPPED", "in test mode beta scales and gamma shifts",
         "With gamma = 1 and beta = 0, out should be x_hat. Is yours?",
-        tested("beta * x_hat + gamma"), right="x_hat"),
+        out_is("beta * x_hat + gamma", T_OUT), right="x_hat"),
 )  # fmt: skip
 
 FORM = (
     stability("VAR-BY-SQUARES", "the variance is mean(x**2) - mean**2: it cancels",
-        "Subtract the mean first, then square.", (VAR, "var = (x ** 2).mean(axis=0) - mean ** 2"),
+        "Subtract the mean first, then square.",
+        (VAR, "var = (x ** 2).mean(axis=0) - mean ** 2"),
         right="the algebra: only rounding spoils it"),
     form("RUNNING-KEEPDIMS", "the running averages have shape (1, D)",
         "Which argument of mean keeps the reduced axis?",
         (MEAN, "mean = x.mean(axis=0, keepdims=True)"), (VAR, "var = x.var(axis=0, keepdims=True)"),
         right="all their values", rung=2),
     form("OUT-FLOAT32", "out is float32, while x is float64",
-        "Where does your code change the dtype?", out("(gamma * x_hat + beta).astype(np.float32)"),
-        rung=2),
+        "Where does your code change the dtype?",
+        out_is("(gamma * x_hat + beta).astype(np.float32)"), rung=2),
     form("RUNNING-FLOAT32", "the running averages are float32, while x is float64",
         "Where does your code change the dtype?",
-        *average(f"({NEW_MEAN}).astype(np.float32)", f"({NEW_VAR}).astype(np.float32)"), rung=2),
+        (NEW_MEAN, f"({NEW_MEAN}).astype(np.float32)"),
+        (NEW_VAR, f"({NEW_VAR}).astype(np.float32)"), rung=2),
     form("X-MUTATED", "training changes the caller's x in place",
-        "Which line writes into x? Give its result a name of its own.", (X_HAT, f"x / {ROOT}"),
-        (VAR, "var = x.var(axis=0)\n        x -= mean"), right="the values of out", rung=2),
+        "Which line writes into x? Give its result a name of its own.",
+        (X_HAT, f"x / {ROOT}"), (VAR, "var = x.var(axis=0)\n        x -= mean"),
+        right="the values of out", rung=2),
     form("TEST-X-MUTATED", "test mode changes the caller's x in place",
         "Which line writes into x? Give its result a name of its own.",
         ("x_hat = (x - running_mean)", "x -= running_mean\n        x_hat = x"),
         right="the values of out", rung=2),
     form("GAMMA-MUTATED", "training changes the caller's gamma in place",
         "Which line writes into gamma? Give its result a name of its own.",
-        (X_HAT, f"(x - mean) / {ROOT}\n        gamma /= {ROOT}"), out("gamma * (x - mean) + beta"),
-        right="the values of out", rung=2),
+        (X_HAT, f"(x - mean) / {ROOT}\n        gamma /= {ROOT}"),
+        out_is("gamma * (x - mean) + beta"), right="the values of out", rung=2),
     form("BETA-MUTATED", "training changes the caller's beta in place",
         "Which line writes into beta? Give its result a name of its own.",
         (X_HAT, f"x / {ROOT}\n        beta -= gamma * mean / {ROOT}"), right="the values of out",
@@ -667,14 +674,14 @@ FRAME = """def batchnorm_forward(x, gamma, beta, bn_param):
     bn_param["running_var"] = running_var
     return out, cache
 """
-STORE = """running_mean = momentum * running_mean + (1 - momentum) * mu
+STORED = """running_mean = momentum * running_mean + (1 - momentum) * mu
 running_var = momentum * running_var + (1 - momentum) * var"""
-TEST = """x_hat = (x - running_mean) / np.sqrt(running_var + eps)
+TESTED = """x_hat = (x - running_mean) / np.sqrt(running_var + eps)
 out = gamma * x_hat + beta
 cache = None"""
 
 
-def framed(train, test=TEST):
+def framed(train, test=TESTED):
     indented = (text.strip().replace("\n", "\n        ") for text in (train, test))
     return FRAME.format(**dict(zip(("train", "test"), indented, strict=True)))
 
@@ -687,7 +694,7 @@ var = (xmu ** 2).mean(axis=0)
 ivar = 1.0 / np.sqrt(var + eps)
 xhat = xmu * ivar
 out = gamma * xhat + beta
-{STORE}
+{STORED}
 cache = {{"xhat": xhat, "ivar": ivar, "gamma": gamma}}"""),
     "loop over columns": framed(f"""
 mu, var, out = np.zeros(D), np.zeros(D), np.zeros((N, D))
@@ -696,14 +703,14 @@ for j in range(D):
     var[j] = sum((x[i, j] - mu[j]) ** 2 for i in range(N)) / N
     for i in range(N):
         out[i, j] = gamma[j] * (x[i, j] - mu[j]) / (var[j] + eps) ** 0.5 + beta[j]
-{STORE}
+{STORED}
 cache = [x, mu, var]"""),
     "einsum": framed(f"""
 mu = np.einsum("nd->d", x) / N
 xmu = x - mu
 var = np.einsum("nd,nd->d", xmu, xmu) / N
 out = np.einsum("d,nd,d->nd", gamma, xmu, (var + eps) ** -0.5) + beta
-{STORE}
+{STORED}
 cache = (x, gamma, beta, bn_param)"""),
     "in place on own copies": framed("""
 mu = x.mean(axis=0)
@@ -727,7 +734,7 @@ mu, var = x.mean(0), np.var(x, 0)
 cache = Cache()
 cache.x_hat = normalized(x, mu, var)
 out = gamma * cache.x_hat + beta
-{STORE}"""),
+{STORED}"""),
     "keepdims, then squeezed": framed("""
 mu = x.mean(axis=0, keepdims=True)
 var = ((x - mu) ** 2).mean(axis=0, keepdims=True)
@@ -739,7 +746,7 @@ running_var = momentum * running_var + (1 - momentum) * np.squeeze(var, axis=0)"
 centred = (np.eye(N) - np.full((N, N), 1 / N)) @ x
 mu, var = x.mean(axis=0), np.diag(centred.T @ centred) / N
 out = centred @ np.diag(gamma / np.sqrt(var + eps)) + beta
-{STORE}
+{STORED}
 cache = centred, gamma"""),
     "scale and shift": framed("""
 mu, var = x.mean(axis=0), x.std(axis=0) ** 2
@@ -753,28 +760,31 @@ out, cache = scale * x + (beta - scale * running_mean), ()"""),
 }  # fmt: skip
 
 FORWARD_HINTS = (
-    """Think of one column of x: one feature, seen in every sample of the batch. BatchNorm asks how
-this feature is spread over the samples. So the mean and the variance belong to a column: how many
-means are there for x of shape (N, D), and which index has disappeared?
+    """Think of one column of x: one feature, seen in every sample of the batch.
+BatchNorm asks how this feature is spread over the samples. So the mean and
+the variance belong to a column: how many means are there for x of shape (N,
+D), and which index has disappeared?
 
-Then ask what each mode may know. In training a batch is judged by its own numbers, and leaves a
-trace in the running averages. In test mode a sample may come alone: which numbers can be used then,
-and may a test sample leave a trace?""",
+Then ask what each mode may know. In training a batch is judged by its own
+numbers, and leaves a trace in the running averages. In test mode a sample
+may come alone: which numbers can be used then, and may a test sample leave a
+trace?""",
     """Look at the two branches, and write for each the same three lines:
 
     x_hat = (x - mean) / sqrt(var + eps)      eps inside the root
     out   = gamma * x_hat + beta
     cache = what the backward pass will want
 
-Training: mean and var are taken over axis 0, and var divides by N (not N - 1). After that, both
-running averages take one step, and are stored in bn_param under their names:
+Training: mean and var are taken over axis 0, and var divides by N (not N -
+1). After that, both running averages take one step, and are stored in
+bn_param under their names:
 
     new = momentum * old + (1 - momentum) * batch
 
 Test: mean and var are the running averages, and nothing is stored.
 
-Subtract the mean before you square (mean(x**2) - mean**2 loses all digits for large means), and
-write no result into x.""",
+Subtract the mean before you square (mean(x**2) - mean**2 loses all digits
+for large means), and write no result into x.""",
     """Fill in the blanks. Training:
 
     mean = x.mean(axis=____)
@@ -829,20 +839,20 @@ population_estimates = Exercise(
     ),
     mistakes=(
         values("NO-CORRECTION", "the variance is still biased: no m / (m - 1)",
-            "Each batch measured the spread around its own mean. Too small?", (P_VAR, AVERAGE),
-            right="the mean, and the averaging of the variances"),
+            "Each batch measured the spread around its own mean. Too small?",
+            (P_VAR, AVERAGE), right="the mean, and the averaging of the variances"),
         values("CORRECTION-INVERTED", "you multiply by (m - 1) / m",
-            "Is a biased variance too small or too large on average?", (COUNT, "(m - 1) / m"),
-            right="the mean"),
+            "Is a biased variance too small or too large on average?",
+            (COUNT, "(m - 1) / m"), right="the mean"),
         values("CORRECTION-M-PLUS-1", "you multiply by m / (m + 1)",
-            "Is a biased variance too small or too large on average?", (COUNT, "m / (m + 1)"),
-            right="the mean"),
+            "Is a biased variance too small or too large on average?",
+            (COUNT, "m / (m + 1)"), right="the mean"),
         values("CORRECTION-TWICE", "the correction is applied twice",
             "How often was each variance divided by the wrong count?",
             (COUNT, "(m / (m - 1)) ** 2"), right="the mean"),
         values("DIVIDED-BY-M-MINUS-1", "you divide by m - 1 and do not multiply by m",
-            "The variances are divided by m already. Undo that first?", (COUNT, "1 / (m - 1)"),
-            right="the mean"),
+            "The variances are divided by m already. Undo that first?",
+            (COUNT, "1 / (m - 1)"), right="the mean"),
         values("COUNTS-BATCHES", "the correction counts batches, not samples",
             "Which mean did each variance use: of m samples or B batches?",
             (COUNT, "len(batch_vars) / (len(batch_vars) - 1)"), right="the mean"),
@@ -886,8 +896,9 @@ population_estimates = Exercise(
             "With twice as many batches, should the variance double?",
             (AVERAGE, "batch_vars.sum(axis=0)"), right="the mean and the correction"),
         values("LAST-BATCH", "only the last batch is used",
-            "What do the other batches tell?", (P_MEAN, "mean = batch_means[-1]"),
-            (AVERAGE, "batch_vars[-1]"), right="the correction"),
+            "What do the other batches tell?",
+            (P_MEAN, "mean = batch_means[-1]"), (AVERAGE, "batch_vars[-1]"),
+            right="the correction"),
         values("ESTIMATES-SWAPPED", "var and mean are returned in the wrong order",
             "In which order does the docstring name them?",
             ("return mean, var", "return var, mean"), right="both numbers"),
@@ -901,20 +912,21 @@ population_estimates = Exercise(
             rung=2),
     ),
     hints=(
-        """Each batch measured its variance around its own mean, which lies closer to its samples
-than the population's mean does. Is such a variance too large or too small, on average? And is a
-batch's mean off in the same way?
+        """Each batch measured its variance around its own mean, which lies closer to
+its samples than the population's mean does. Is such a variance too large or
+too small, on average? And is a batch's mean off in the same way?
 
-Try it with m = 2: two samples, their mean in the middle. How far are they from it, and how far
-would they be from the true mean?""",
-        """Two averages over the batches (axis 0: a row is a batch), and one correction. A variance
-that was divided by m is too small by the factor (m - 1) / m on average, so
+Try it with m = 2: two samples, their mean in the middle. How far are they
+from it, and how far would they be from the true mean?""",
+        """Two averages over the batches (axis 0: a row is a batch), and one correction.
+A variance that was divided by m is too small by the factor (m - 1) / m on
+average, so
 
     E[x]   = mean over batches of the batch means
     Var[x] = m / (m - 1) * (mean over batches of the batch variances)
 
-m is the number of samples in a batch; the number of batches does not occur. The batch means need no
-correction.""",
+m is the number of samples in a batch; the number of batches does not occur.
+The batch means need no correction.""",
         """Fill in the blanks:
 
     mean = batch_means.mean(axis=____)
@@ -953,13 +965,14 @@ identity_affine = Exercise(
     ),
     mistakes=(
         values("GAMMA-IS-VAR", "gamma is var + eps, without the root",
-            "What exactly did BatchNorm divide by?", (GAMMA, "gamma = var + eps"), right="beta"),
+            "What exactly did BatchNorm divide by?",
+            (GAMMA, "gamma = var + eps"), right="beta"),
         values("GAMMA-WITHOUT-EPS", "gamma is sqrt(var): eps is left out",
             "BatchNorm divides by sqrt(var + eps). Is that undone exactly?",
             (GAMMA, "gamma = np.sqrt(var)"), right="beta, and gamma up to eps"),
         values("GAMMA-EPS-OUTSIDE", "gamma is sqrt(var) + eps",
-            "Where does eps stand in batchnorm_forward?", (GAMMA, "gamma = np.sqrt(var) + eps"),
-            right="beta"),
+            "Where does eps stand in batchnorm_forward?",
+            (GAMMA, "gamma = np.sqrt(var) + eps"), right="beta"),
         values("GAMMA-EPS-SUBTRACTED", "gamma is sqrt(var - eps)",
             "To undo a division by s, multiply by s, not by something smaller.",
             (GAMMA, "gamma = np.sqrt(var - eps)"), right="beta"),
@@ -973,20 +986,20 @@ identity_affine = Exercise(
             "What is the std of x_hat, and what was that of x?",
             (GAMMA, "gamma = np.ones_like(var)"), right="beta"),
         values("BETA-NEGATED", "beta is -mean",
-            "BatchNorm subtracted the mean. What gives it back?", (BETA, "beta = -mean\n"),
-            right="gamma"),
+            "BatchNorm subtracted the mean. What gives it back?",
+            (BETA, "beta = -mean\n"), right="gamma"),
         values("BETA-ZERO", "beta is 0: the mean is not given back",
             "What is the mean of x_hat, and what was that of x?",
             (BETA, "beta = np.zeros_like(mean)\n"), right="gamma"),
         values("BETA-DIVIDED", "beta is mean / sqrt(var + eps)",
-            "Is beta added before or after gamma has scaled?", (BETA, "beta = mean / gamma\n"),
-            right="gamma"),
+            "Is beta added before or after gamma has scaled?",
+            (BETA, "beta = mean / gamma\n"), right="gamma"),
         values("BETA-FOLDED", "beta is -mean / sqrt(var + eps)",
-            "That shift normalizes x. Which one undoes it?", (BETA, "beta = -mean / gamma\n"),
-            right="gamma"),
+            "That shift normalizes x. Which one undoes it?",
+            (BETA, "beta = -mean / gamma\n"), right="gamma"),
         values("BETA-MULTIPLIED", "beta is mean * gamma",
-            "Does gamma multiply beta in gamma * x_hat + beta?", (BETA, "beta = mean * gamma\n"),
-            right="gamma"),
+            "Does gamma multiply beta in gamma * x_hat + beta?",
+            (BETA, "beta = mean * gamma\n"), right="gamma"),
         values("IDENTITY-SWAPPED", "beta and gamma are returned in the wrong order",
             "In which order does the docstring name them?",
             ("return gamma, beta", "return beta, gamma"), right="both numbers"),
@@ -998,15 +1011,17 @@ identity_affine = Exercise(
             (GAMMA, "var += eps\n    gamma = np.sqrt(var)"), right="all values", rung=2),
     ),
     hints=(
-        """BatchNorm did two things to a column: it moved it, and it squeezed or stretched it. gamma
-and beta can stretch and move, in this order. What must each be, so that the column comes back as it
-was? Take a column with mean 10 and a standard deviation of 3: what did its x_hat lose?""",
+        """BatchNorm did two things to a column: it moved it, and it squeezed or
+stretched it. gamma and beta can stretch and move, in this order. What must
+each be, so that the column comes back as it was? Take a column with mean 10
+and a standard deviation of 3: what did its x_hat lose?""",
         """Write the whole layer in one line and set it equal to x:
 
     gamma * (x - mean) / sqrt(var + eps) + beta = x
 
-This has to hold for every x. First compare what multiplies x on both sides: that gives gamma. Then
-put gamma in, and see what is left over for beta. Keep eps: the layer divided by it too.""",
+This has to hold for every x. First compare what multiplies x on both sides:
+that gives gamma. Then put gamma in, and see what is left over for beta. Keep
+eps: the layer divided by it too.""",
         """Fill in the blanks:
 
     gamma = np.sqrt(____)
@@ -1039,35 +1054,44 @@ convert_momentum = Exercise(
     criteria=(Criterion("values", 5, convert, momentum_cases, ("converted",)),),
     mistakes=(
         values("NOT-CONVERTED", "the momentum is returned as it came",
-            "Old weight 0.9: which weight is left for the new value?", (NEW, "momentum")),
+            "Old weight 0.9: which weight is left for the new value?",
+            (NEW, "momentum")),
         values("MOMENTUM-RECIPROCAL", "you return 1 / momentum",
-            "Can the weight of an average be larger than 1?", (NEW, "1 / momentum")),
+            "Can the weight of an average be larger than 1?",
+            (NEW, "1 / momentum")),
         values("MOMENTUM-MINUS-1", "you return momentum - 1: the sign is wrong",
-            "Can the weight of an average be negative?", (NEW, "momentum - 1"), right="the size"),
+            "Can the weight of an average be negative?",
+            (NEW, "momentum - 1"), right="the size"),
         values("MOMENTUM-NEGATED", "you return -momentum",
-            "Can the weight of an average be negative?", (NEW, "-momentum")),
+            "Can the weight of an average be negative?",
+            (NEW, "-momentum")),
         values("MOMENTUM-ALWAYS-0.1", "you return 0.1, whatever the momentum",
-            "What should come out for 0.99?", (NEW, "0.1"), right="the case of 0.9"),
+            "What should come out for 0.99?",
+            (NEW, "0.1"), right="the case of 0.9"),
         values("MOMENTUM-HALVED", "you return (1 - momentum) / 2",
-            "The weights of old and new add up to 1. Do yours?", (NEW, "(1 - momentum) / 2")),
+            "The weights of old and new add up to 1. Do yours?",
+            (NEW, "(1 - momentum) / 2")),
         values("MOMENTUM-SQUARED", "you return 1 - momentum**2",
-            "Converting twice should give 0.9 back. Does it?", (NEW, "1 - momentum ** 2")),
+            "Converting twice should give 0.9 back. Does it?",
+            (NEW, "1 - momentum ** 2")),
         values("MOMENTUM-ADDED", "you return 1 + momentum",
-            "Can the weight of an average be larger than 1?", (NEW, "1 + momentum")),
+            "Can the weight of an average be larger than 1?",
+            (NEW, "1 + momentum")),
         values("MOMENTUM-WINDOW", "you return 1 / (1 - momentum): a number of batches",
             "That is about how long the average remembers. What is its weight?",
             (NEW, "1 / (1 - momentum)")),
     ),
     hints=(
-        """A running average is a mixture of the old average and the new value: two weights. How
-much do they add up to? One convention names the first weight, the other names the second.""",
+        """A running average is a mixture of the old average and the new value: two
+weights. How much do they add up to? One convention names the first weight,
+the other names the second.""",
         """Write both conventions below each other, a for ours and b for PyTorch's:
 
     new = a * old + (1 - a) * batch
     new = (1 - b) * old + b * batch
 
-They have to be equal for every old and every batch. Compare what stands before batch. Then see what
-happens when you convert twice.""",
+They have to be equal for every old and every batch. Compare what stands
+before batch. Then see what happens when you convert twice.""",
         """Fill in the blank:
 
     return ____ - momentum""",

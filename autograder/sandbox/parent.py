@@ -77,12 +77,11 @@ def run(
         done.starts += 1
         job = {
             "cells": list(cells),
-            "tasks": tasks,
             "skip_cells": sorted(skip_cells),
             "skip_tasks": sorted(finished),
             **{name: getattr(limits, name) for name in Limits.__dataclass_fields__},
         }
-        busy, why = _one_child(job, cases, done, finished, limits)
+        busy, why = _one_child(job, tasks, cases, done, finished, limits)
         if busy == ("end", -1):
             return done
         kind, index = busy
@@ -116,6 +115,7 @@ def _task(case: Case, exercise: Exercise) -> dict[str, Any]:
 
 def _one_child(
     job: dict[str, Any],
+    tasks: Sequence[dict[str, Any]],
     cases: Sequence[Case],
     done: Execution,
     finished: set[int],
@@ -138,8 +138,11 @@ def _one_child(
         busy: tuple[str, int] = ("start", -1)
         timed_out = False
         try:
-            _feed(child, job)
+            _feed(child, json.dumps(job).encode())
             for event in _events(read_end, limits.wall):
+                if event.get("event") == "cells done":
+                    _lay(folder, tasks)
+                    _feed(child, b"")
                 busy = _record(event, busy, cases, done, finished)
         except TimeoutError:
             timed_out = True
@@ -169,11 +172,22 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _feed(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
+def _feed(child: subprocess.Popen[bytes], line: bytes) -> None:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(job).encode() + b"\n")
-        child.stdin.close()
+        child.stdin.write(line + b"\n")
+        child.stdin.flush()
+
+
+def _lay(folder: str, tasks: Sequence[dict[str, Any]]) -> None:
+    """Write the tasks into the child's folder, never through a link that it left there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(os.path.join(folder, "tasks.json"), flags, 0o600)
+    except OSError as error:
+        raise ValueError(f"tasks.json: {error.strerror}") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(tasks, file)
 
 
 def _events(descriptor: int, wall: float) -> Any:
@@ -268,4 +282,7 @@ def _end(child: subprocess.Popen[bytes], patience: float) -> int:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.close()
     return code

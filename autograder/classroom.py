@@ -1,0 +1,311 @@
+"""An nbgrader course directory: write one, and grade in it, by nbgrader's commands or by ours.
+
+`Repair` and `Judge` are the preprocessors that nbgrader_config.py puts into nbgrader's own
+autograde; `autograder grade` runs the same lists of preprocessors, so the scores agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.notebooknode import NotebookNode
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import NbGraderPreprocessor
+from sqlalchemy.exc import SAWarning
+from traitlets.config import Config, PyFileConfigLoader
+
+from autograder import course as courses
+from autograder import display, grade, lesson, repair
+from autograder.course import Course, UserError
+from autograder.grade import Result, Round, Submission
+
+# nbgrader starts alembic by its bare name, which a virtual environment that is not activated hides
+if not shutil.which("alembic"):
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+CONFIG = '''\
+# nbgrader's configuration for the normalization course, written by `autograder classroom`.
+# nbgrader's commands and formgrader's buttons work as usual; two preprocessors are ours: Repair
+# gives damaged notebooks their cells back, Judge runs and judges each submission out of process.
+from nbgrader import preprocessors as its
+
+from autograder.classroom import Judge, Repair
+
+c = get_config()  # noqa: F821
+c.CourseDirectory.course_id = "normalization"
+c.Autograde.sanitize_preprocessors = [
+    Repair,
+    its.ClearOutput,
+    its.DeduplicateIds,
+    its.OverwriteKernelspec,
+    its.OverwriteCells,
+    its.CheckCellMetadata,
+]
+c.Autograde.autograde_preprocessors = [
+    Judge,  # in place of its.Execute
+    its.IgnorePattern,
+    its.LimitOutput,
+    its.SaveAutoGrades,
+    its.AssignLatePenalties,
+    its.CheckCellMetadata,
+]
+'''
+
+
+# ---- the course directory ------------------------------------------------------------------
+
+
+def is_classroom(folder: Path) -> bool:
+    """Whether a folder is an nbgrader course directory."""
+    return (folder / "nbgrader_config.py").is_file()
+
+
+def create(folder: Path, course: Course, inside_checkout: bool = False) -> list[str]:
+    """Write (or bring up to date) a course directory; returns lines that say what was done.
+
+    Touches neither submissions nor the gradebook. Raises UserError inside the repository:
+    students' records never belong into git.
+    """
+    checkout = course.solved("").parent.parent if course.solutions is None else course.solutions.parent
+    if not inside_checkout and folder.resolve().is_relative_to(checkout.resolve()):
+        raise UserError(
+            f"{folder} lies inside the repository, and students' records never belong into git: "
+            f"name a folder outside of {checkout}."
+        )
+    if folder.exists() and not is_classroom(folder) and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty and no course directory: name a new folder.")
+    said = []
+    for name in course.lessons:
+        notebook = lesson.source_notebook(lesson.read(course, name))
+        path = folder / "source" / name / f"{name}.ipynb"
+        grade.write_beside(path, lesson.notebook_text(notebook))
+        said.append(f"written {path}")
+    if not is_classroom(folder):
+        grade.write_beside(folder / "nbgrader_config.py", CONFIG)
+        said.append(f"written {folder / 'nbgrader_config.py'}")
+    class_secret(folder)
+    steps = f"cd {folder} && nbgrader generate_assignment {course.lessons[0]}"
+    return [*said, f"next: {steps}"]
+
+
+def class_secret(folder: Path) -> bytes:
+    """The class's secret, made once, readable by its owner only."""
+    path = folder / ".autograder" / "secret"
+    try:
+        return bytes.fromhex(path.read_text().strip())
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        raise UserError(f"{path} is damaged: delete it to begin a new round.") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return class_secret(folder)
+
+
+def round_number(folder: Path, begin_next: bool = False) -> int:
+    """The number of the current round: one collection of submissions."""
+    path = folder / ".autograder" / "round"
+    number = int(path.read_text()) if path.exists() else 1
+    if begin_next:
+        number += 1
+        grade.write_beside(path, str(number))
+    return number
+
+
+def seed(folder: Path, name: str) -> int:
+    """HMAC(the class's secret, lesson, round): a regrade repeats it, nobody else can guess it."""
+    message = f"{name}/{round_number(folder)}".encode()
+    digest = hmac.new(class_secret(folder), message, hashlib.sha256).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@lru_cache(maxsize=4)
+def _round(course: Course, name: str, number: int) -> Round:
+    return grade.new_round(course, name, number)
+
+
+# ---- nbgrader's preprocessors --------------------------------------------------------------
+
+
+class Repair(NbGraderPreprocessor):
+    """Gives a submission the cells of its lesson back, before nbgrader looks at it."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]) -> tuple[NotebookNode, Any]:
+        course, name = courses.current(), resources["nbgrader"]["notebook"]
+        if name in course.lessons:
+            release = nbformat.read(course.notebooks / f"{name}.ipynb", as_version=4)
+            nb, repairs = repair.repaired(grade.usable(nb), release)
+            nb.metadata["autograder"] = {"repairs": repairs}
+        return nb, resources
+
+
+class Judge(NbGraderPreprocessor):
+    """Runs a submission out of process, judges it, and writes each result into its check cell.
+
+    `autograder grade` hands in the result that it already has, as resources["result"].
+    """
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]) -> tuple[NotebookNode, Any]:
+        result = resources.get("result")
+        if result is None:
+            result = self._graded(nb, resources["nbgrader"])
+        show(nb, result)
+        return nb, resources
+
+    def _graded(self, nb: NotebookNode, where: dict[str, str]) -> Result:
+        folder, course = Path.cwd(), courses.current()  # nbgrader works in the course directory
+        name = where["notebook"]
+        repairs = list(nb.metadata.pop("autograder", {}).get("repairs", []))
+        result = grade.grade_notebook(nb, _round(course, name, seed(folder, name)))
+        if result.status == grade.NEEDS_PERSON:
+            raise RuntimeError(result.reason)
+        # the cells were repaired before nbgrader restored their text: those repairs count
+        result = replace(result, repairs=repairs)
+        result.status = grade.REPAIRED if repairs else grade.GRADED
+        result.learner = where["student"]
+        result.file = str(folder / "submitted" / where["student"] / name / f"{name}.ipynb")
+        grade.write_results([result], folder)
+        return result
+
+
+def show(nb: NotebookNode, result: Result) -> None:
+    """Put each exercise's result into its check cell: as display data, and the points as the
+    cell's only execute_result."""
+    by_name = {exercise.name: exercise for exercise in result.exercises}
+    for number, cell in enumerate(nb.cells, start=1):
+        if cell.cell_type != "code":
+            continue
+        cell.outputs, cell.execution_count = [], None
+        key = repair.grade_id(cell).removeprefix("check-")
+        if repair.kind(cell) != "check" or key not in by_name:
+            continue
+        exercise = by_name[key]
+        data = {"text/plain": display.text(exercise), "text/html": display.as_html(exercise)}
+        points = min(max(exercise.earned, 0.0), exercise.points)
+        cell.execution_count = number
+        cell.outputs = [
+            nbformat.v4.new_output("display_data", data=data),
+            nbformat.v4.new_output(
+                "execute_result", data={"text/plain": repr(points)}, execution_count=number
+            ),
+        ]
+
+
+# ---- our own grading of a course directory -------------------------------------------------
+
+
+def submissions(folder: Path, course: Course) -> list[Submission]:
+    """What lies in submitted/<learner>/<lesson>/, renamed and stray files included."""
+    found = []
+    places = sorted(p for p in (folder / "submitted").glob("*/*") if p.is_dir())
+    if not places:
+        raise UserError(
+            f"There is nothing in {folder / 'submitted'}: submissions lie in "
+            "submitted/<learner>/<lesson>/<lesson>.ipynb."
+        )
+    for place in places:
+        learner, name = place.parent.name, place.name
+        known = name if name in course.lessons else ""
+        files = sorted(p for p in place.iterdir() if p.suffix.lower() == ".ipynb")
+        exact = [p for p in files if p.name == f"{name}.ipynb"]
+        strays = tuple(p for p in files if p not in exact) if exact else ()
+        if exact:
+            found.append(Submission(learner, exact[0], known, strays))
+        elif files:
+            found += [Submission(learner, file, known) for file in files]
+        else:
+            found.append(Submission(learner, place / f"{name}.ipynb", known))
+    return found
+
+
+def grade_submissions(
+    folder: Path,
+    course: Course,
+    found: Sequence[Submission],
+    jobs: int | None = None,
+    tell: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Grade, then fill the gradebook and autograded/, one submission after the other."""
+    config = _config(folder)
+    names = sorted({submission.lesson for submission in found if submission.lesson})
+    for name in names:
+        _registered(folder, config, name)
+    rounds = {name: _round(course, name, seed(folder, name)) for name in names}
+    results = grade.grade_all(found, course, jobs=jobs, tell=tell, rounds=rounds)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=SAWarning)  # nbgrader's own, on SQLAlchemy 2.1
+        for result in results:
+            if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
+                _record(folder, config, result)
+    return results
+
+
+def _config(folder: Path) -> Config:
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(folder)).load_config()
+    config.CourseDirectory.root = str(folder.resolve())
+    return config
+
+
+def _registered(folder: Path, config: Config, name: str) -> None:
+    """Make sure that the gradebook knows the lesson: what `nbgrader generate_assignment` does."""
+    directory = CourseDirectory(config=config)
+    with Gradebook(directory.db_url, directory.course_id) as gradebook:
+        known = [assignment.name for assignment in gradebook.assignments]
+    if name in known:
+        return
+    done = NbGraderAPI(config=config).generate_assignment(name)
+    if not done["success"]:
+        last = done.get("log", "").strip().split("\n")[-1]
+        raise UserError(f"nbgrader generate_assignment {name} failed in {folder}: {last}")
+
+
+def _record(folder: Path, config: Config, result: Result) -> None:
+    """Run nbgrader's own preprocessors on a graded submission, with our result in their midst."""
+    directory = CourseDirectory(config=config)
+    source = Path(directory.format_path("submitted", result.learner, result.lesson))
+    timestamp = directory.get_existing_timestamp(str(source))
+    with Gradebook(directory.db_url, directory.course_id) as gradebook:
+        gradebook.update_or_create_student(result.learner)
+        known = {"timestamp": timestamp} if timestamp else {}
+        gradebook.update_or_create_submission(result.lesson, result.learner, **known)
+    where = {
+        "student": result.learner,
+        "assignment": result.lesson,
+        "notebook": result.lesson,
+        "db_url": directory.db_url,
+    }
+    nb, resources = result.notebook, {"nbgrader": where, "result": result, "unique_key": ""}
+    steps = (*config.Autograde.sanitize_preprocessors, *config.Autograde.autograde_preprocessors)
+    for step in steps:
+        if step is not Repair:  # done before it ran
+            nb, resources = step(config=config).preprocess(nb, resources)
+    target = Path(directory.format_path("autograded", result.learner, result.lesson))
+    grade.write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
+    if timestamp:
+        grade.write_beside(target / "timestamp.txt", (source / "timestamp.txt").read_text())
+
+
+def write_feedback(folder: Path, results: Sequence[Result]) -> None:
+    """Feedback pages of all graded submissions, by nbgrader's own generate_feedback."""
+    api = NbGraderAPI(config=_config(folder))
+    for name in sorted({r.lesson for r in results if r.status != grade.NEEDS_PERSON}):
+        done = api.generate_feedback(name)
+        if not done["success"]:
+            last = done.get("log", "").strip().split("\n")[-1]
+            raise UserError(f"nbgrader generate_feedback {name} failed in {folder}: {last}")
