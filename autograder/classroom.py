@@ -37,7 +37,10 @@ from autograder.grade import Result, Round, Submission
 if not shutil.which("alembic"):
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-CONFIG = '''\
+# nbgrader 0.9.6 on SQLAlchemy 2.1 warns of its own queries, three times a submission
+warnings.filterwarnings("ignore", category=SAWarning)
+
+CONFIG = """\
 # nbgrader's configuration for the normalization course, written by `autograder classroom`.
 # nbgrader's commands and formgrader's buttons work as usual; two preprocessors are ours: Repair
 # gives damaged notebooks their cells back, Judge runs and judges each submission out of process.
@@ -63,7 +66,7 @@ c.Autograde.autograde_preprocessors = [
     its.AssignLatePenalties,
     its.CheckCellMetadata,
 ]
-'''
+"""
 
 
 # ---- the course directory ------------------------------------------------------------------
@@ -80,7 +83,9 @@ def create(folder: Path, course: Course, inside_checkout: bool = False) -> list[
     Touches neither submissions nor the gradebook. Raises UserError inside the repository:
     students' records never belong into git.
     """
-    checkout = course.solved("").parent.parent if course.solutions is None else course.solutions.parent
+    checkout = (
+        course.solved("").parent.parent if course.solutions is None else course.solutions.parent
+    )
     if not inside_checkout and folder.resolve().is_relative_to(checkout.resolve()):
         raise UserError(
             f"{folder} lies inside the repository, and students' records never belong into git: "
@@ -248,11 +253,9 @@ def grade_submissions(
         _registered(folder, config, name)
     rounds = {name: _round(course, name, seed(folder, name)) for name in names}
     results = grade.grade_all(found, course, jobs=jobs, tell=tell, rounds=rounds)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=SAWarning)  # nbgrader's own, on SQLAlchemy 2.1
-        for result in results:
-            if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
-                _record(folder, config, result)
+    for result in results:
+        if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
+            _record(folder, config, result)
     return results
 
 
@@ -290,6 +293,7 @@ def _record(folder: Path, config: Config, result: Result) -> None:
         "notebook": result.lesson,
         "db_url": directory.db_url,
     }
+    assert result.notebook is not None
     nb, resources = result.notebook, {"nbgrader": where, "result": result, "unique_key": ""}
     steps = (*config.Autograde.sanitize_preprocessors, *config.Autograde.autograde_preprocessors)
     for step in steps:

@@ -110,9 +110,9 @@ def facts(expected: Value, got: Value, tolerance: float) -> str:
                 return f"{word}{plural} {', '.join(map(str, right))} {agrees}"
     if np.allclose(have, -want, rtol=0, atol=tolerance * scale):
         return "the size of every entry; the sign is flipped throughout"
-    if want.ndim == 2 and want.shape[0] == want.shape[1]:
-        if np.allclose(have.T, want, rtol=0, atol=tolerance * scale):
-            return "every entry, but rows and columns have changed places"
+    square = want.ndim == 2 and want.shape[0] == want.shape[1]
+    if square and np.allclose(have.T, want, rtol=0, atol=tolerance * scale):
+        return "every entry, but rows and columns have changed places"
     if want.size > 2:  # two entries fit any line
         shift = have - want
         if np.ptp(shift) <= tolerance * max(scale, np.abs(have).max()):

@@ -123,7 +123,8 @@ def _load(path: Path) -> ModuleType:
         return importlib.import_module(name)
     name = f"_exercises_{abs(hash(path))}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

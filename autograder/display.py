@@ -50,12 +50,15 @@ def told(result: ExerciseResult) -> list[CriterionResult]:
 
 def _summary(criterion: CriterionResult) -> str:
     score = f"{points(criterion.earned)}/{points(criterion.points)}"
-    tail = ""
-    if criterion.verdict != PASSED:
-        tail = " or ".join(criterion.mistakes) or criterion.verdict
-        if criterion.verdict == NOT_ATTEMPTED:
-            tail = NOT_ATTEMPTED
-    return f"{_mark(criterion.verdict)} {criterion.name:<20} {score:>6}  {tail}".rstrip()
+    mark = _mark(criterion.verdict)
+    return f"{mark} {criterion.name:<20} {score:>6}  {_why(criterion)}".rstrip()
+
+
+def _why(criterion: CriterionResult) -> str:
+    """The mistakes by name, else the verdict, of a criterion that did not pass."""
+    if criterion.verdict in (PASSED, NOT_ATTEMPTED):
+        return "" if criterion.verdict == PASSED else NOT_ATTEMPTED
+    return " or ".join(criterion.mistakes) or criterion.verdict
 
 
 def _mark(verdict: str) -> str:
@@ -79,12 +82,13 @@ STYLE = """<style scoped>
  color:var(--jp-ui-font-color1,inherit)}
 .ng .ok{color:var(--jp-info-color0,#1763a6);font-weight:600}
 .ng .no{color:var(--jp-warn-color0,#b35900);font-weight:600}
-.ng table{border-collapse:collapse;margin:.3em 0}
+.ng table{border-collapse:collapse;margin:.3em 0;font-size:inherit;color:inherit}
 .ng td{padding:1px 12px 1px 0;text-align:left!important;vertical-align:top;background:none}
 .ng pre{font-family:var(--jp-code-font-family,monospace);font-size:12px;line-height:1.45;
  margin:.2em 0 .2em;padding:.5em .8em;white-space:pre-wrap;border-left:3px solid
  var(--jp-warn-color0,#b35900);background:var(--jp-layout-color2,rgba(128,128,128,.12));
  color:inherit}
+.ng .tag,.ng td:nth-child(-n+2){white-space:nowrap}
 .ng summary{cursor:pointer}
 </style>"""
 
@@ -95,14 +99,13 @@ def as_html(result: ExerciseResult, captured: str = "") -> str:
     parts = [STYLE, '<div class="ng">', "<div>", _span(result.verdict, result.verdict),
              f" <b>{html.escape(result.name)}</b>: {score}</div>", "<table>"]  # fmt: skip
     for criterion in result.criteria:
-        tail = " or ".join(criterion.mistakes) if criterion.verdict != PASSED else ""
-        parts.append(
-            f"<tr><td>{_span(criterion.verdict, criterion.name)}</td>"
-            f"<td>{points(criterion.earned)}/{points(criterion.points)}</td>"
-            f"<td>{html.escape(criterion.line)}</td>"
-            f"<td>{html.escape(tail or ('' if criterion.verdict == PASSED else criterion.verdict))}"
-            "</td></tr>"
+        cells = (
+            _span(criterion.verdict, criterion.name),
+            f"{points(criterion.earned)}/{points(criterion.points)}",
+            html.escape(criterion.line),
+            f'<span class="tag">{html.escape(_why(criterion))}</span>',
         )
+        parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     parts.append("</table>")
     for number, criterion in enumerate(told(result)):
         lines = block(result.name, criterion)

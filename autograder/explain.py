@@ -228,14 +228,17 @@ def expected_and_yours(
     mask = compare.differing(want, have, tolerance)
     room = WIDTH - len(name)
     if mask is None:
-        texts = [f"{v.shape}  {brief(v.array, room - 12)}" for v in (want, have)]
-        return [("expected", name + texts[0]), ("yours", name + texts[1])]
+        pairs = (("expected", want.array), ("yours", have.array))
+        return [
+            (label, f"{name}{array.shape}  {brief(array, room - 12)}") for label, array in pairs
+        ]
     expected, yours = compare.squeezed(want.array), compare.squeezed(have.array)
     digits = _telling_digits(expected, yours, mask)
+    marks = _visible(expected, yours, mask, digits)
     start = _first_row(mask, room, digits)
     return [
         ("expected", name + brief(expected, room, digits=digits, start=start)),
-        ("yours", name + brief(yours, room, digits=digits, start=start, marks=mask)),
+        ("yours", name + brief(yours, room, digits=digits, start=start, marks=marks)),
     ]
 
 
@@ -247,6 +250,15 @@ def _telling_digits(want: np.ndarray, have: np.ndarray, mask: np.ndarray) -> int
         if any(number(a, digits) != number(b, digits) for a, b in pairs):
             return digits
     return 10
+
+
+def _visible(want: np.ndarray, have: np.ndarray, mask: np.ndarray, digits: int) -> np.ndarray:
+    """Of the entries that differ, those whose printed digits do."""
+    same = [
+        number(a, digits) == number(b, digits) for a, b in zip(want.flat, have.flat, strict=True)
+    ]
+    visible = mask & ~np.array(same, dtype=bool).reshape(mask.shape)
+    return visible if visible.any() else mask
 
 
 def _first_row(mask: np.ndarray, room: int, digits: int) -> int:
@@ -287,20 +299,25 @@ def brief(
     """An array on one line of `width` columns: from row `start`, wrong entries marked with ✗,
     rows that do not fit elided."""
     array = np.asarray(array)
-    marks = np.zeros(array.shape, bool) if marks is None else marks
-    if marks.size > 1 and marks.all():
-        return brief(array, width - 6, digits, start, None, sep) + "  ✗ all"
+    if marks is not None and marks.size > 1 and marks.all():
+        return _fitted(array, width - 7, digits, start, None, sep) + "  ✗ all"
+    return _fitted(array, width, digits, start, marks, sep)
+
+
+def _fitted(
+    array: np.ndarray, width: int, digits: int, start: int, marks: np.ndarray | None, sep: str
+) -> str:
     if array.ndim == 0:
-        return number(array[()], digits) + ("✗" if marks[()] else "")
-    parts = [] if start == 0 else ["…"]
-    used = 2 + len("".join(parts))
+        wrong = marks is not None and bool(marks[()])
+        return number(array.item(), digits) + ("✗" if wrong else "")
+    parts = ["…"] if start else []
+    used = 2 + len(parts)
     for index in range(start, len(array)):
-        room = width - used - 4
-        part = brief(array[index], room, digits, 0, marks[index], sep)
+        inner = None if marks is None else marks[index]
+        part = _fitted(array[index], width - used - 4, digits, 0, inner, sep)
         if index > start and used + len(part) + 3 > width:
             parts.append("…")
             break
         parts.append(part)
         used += len(part) + 1
-    text = sep.join(parts).replace("✗ all", "✗")
-    return f"[{text}]"
+    return f"[{sep.join(parts)}]"

@@ -121,8 +121,8 @@ class _Judged:
         if self.wrong:
             return FAILED
         if self.stopped:
-            kind = self.outcome[self.stopped[0].id].failure.kind
-            return FAILED if kind == "returned" else kind
+            first = self.outcome[self.stopped[0].id].failure
+            return first.kind if first and first.kind != "returned" else FAILED
         return FAILED if self.blank else PASSED
 
     def predicts(self, mistake: Mistake) -> bool:

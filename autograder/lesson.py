@@ -216,7 +216,7 @@ def release_notebook(lesson: Lesson) -> NotebookNode:
     from nbgrader.converters import GenerateAssignment
     from nbgrader.preprocessors import IncludeHeaderFooter, InstantiateTests, SaveCells
 
-    notebook, resources = source_notebook(lesson), {"nbgrader": {}}
+    notebook, resources = source_notebook(lesson), dict[str, Any](nbgrader={})
     needless = (IncludeHeaderFooter, InstantiateTests, SaveCells)  # files, kernels, the gradebook
     for preprocessor in GenerateAssignment.class_traits()["preprocessors"].default():
         if preprocessor not in needless:

@@ -98,7 +98,10 @@ def submissions(sample: Sample) -> Iterator[tuple[str, str]]:
     half = sample.blank()
     half.cells[sample.find(half, TARGET)].source = sample.source(TARGET)
     yield "half-done", text(half)
-    yield "syntax-error", text(sample.notebook(identity_affine="def identity_affine(mean, var, eps\n"))
+    yield (
+        "syntax-error",
+        text(sample.notebook(identity_affine="def identity_affine(mean, var, eps\n")),
+    )
     loop = "def convert_momentum(momentum):\n    while True:\n        pass\n"
     yield "endless-loop", text(sample.notebook(convert_momentum=loop))
     noisy = "import sys, warnings\nprint('ready', file=sys.stderr)\nwarnings.warn('noise')\n"

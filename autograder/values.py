@@ -15,15 +15,16 @@ import numpy as np
 
 MAX_ENTRIES = 100_000  # exercises return tiny arrays; more is refused before it is copied
 
-DTYPES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
-).split()
+DTYPES = frozenset(
+    ["bool", "float16", "bfloat16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
 
 # type names that may be shown to a learner: others could carry a hidden input in their spelling
-PLAIN_TYPES = (
-    "ndarray Tensor Parameter float int bool complex NoneType list tuple dict set str bytes "
-    "function type generator ellipsis NotImplementedType slice range"
-).split()
+PLAIN_TYPES = frozenset(
+    [kind.__name__ for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set)]
+    + ["NoneType", "ndarray", "Tensor", "Parameter", "function", "type", "generator", "range"]
+)
 
 
 class WrongReturn(Exception):
@@ -92,7 +93,7 @@ def described_exception(error: BaseException) -> dict[str, Any]:
         message = str(error)[:300]
     except BaseException:
         message = ""
-    frames = []
+    frames: list[tuple[str, int]] = []
     trace = error.__traceback__
     while trace is not None and len(frames) < 200:
         frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))

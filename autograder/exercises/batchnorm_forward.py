@@ -79,32 +79,30 @@ def training_cases(rng):
     """
     return {
         "three-rows": {
-            "x": np.array([[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]),
-            "gamma": np.ones(2), "beta": np.zeros(2), "eps": 1e-5,
+            "x": np.array([[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]), "eps": 1e-5,
+            "gamma": np.ones(2), "beta": np.zeros(2),
         },
         "gamma-and-beta": {
-            "x": columns(rng, 4, (1, 2), (-1, 5), (2, -3)),
-            "gamma": near(rng, 2, 0.5, -1.5), "beta": near(rng, 1, -3, 2), "eps": 1e-5,
+            "x": columns(rng, 4, (1, 2), (-1, 5), (2, -3)), "eps": 1e-5,
+            "gamma": near(rng, 2, 0.5, -1.5), "beta": near(rng, 1, -3, 2), "momentum": 0.7,
             "running_mean": near(rng, 0.5, 2, -1), "running_var": near(rng, 2, 1, 5),
-            "momentum": 0.7,
         },
         "tiny-variance": {
-            "x": columns(rng, 3, (0.5, 0.003), (1, 4)),
-            "gamma": near(rng, 2, 1.4), "beta": near(rng, -0.5, 1), "eps": 1e-5,
+            "x": columns(rng, 3, (0.5, 0.003), (1, 4)), "eps": 1e-5,
+            "gamma": near(rng, 2, 1.4), "beta": near(rng, -0.5, 1),
         },
         "eps-0.1": {
-            "x": columns(rng, 5, (1, 1), (-2, 4)),
-            "gamma": near(rng, 3, 0.6), "beta": near(rng, 1, -2), "eps": 0.1,
+            "x": columns(rng, 5, (1, 1), (-2, 4)), "eps": 0.1,
+            "gamma": near(rng, 3, 0.6), "beta": near(rng, 1, -2), "momentum": 0.6,
             "running_mean": near(rng, 1.5, -1), "running_var": near(rng, 0.5, 3),
-            "momentum": 0.6,
         },
         "as-many-rows-as-columns": {
-            "x": columns(rng, 3, (1, 2), (4, -1), (-2, 0.5)),
-            "gamma": near(rng, 1.5, 0.7, 2.5), "beta": near(rng, -1, 2, 0.5), "eps": 0.1,
+            "x": columns(rng, 3, (1, 2), (4, -1), (-2, 0.5)), "eps": 0.1,
+            "gamma": near(rng, 1.5, 0.7, 2.5), "beta": near(rng, -1, 2, 0.5),
         },
         "two-by-two": {
-            "x": columns(rng, 2, (1, 3), (0.5, -0.9)),
-            "gamma": near(rng, 0.5, 2), "beta": near(rng, 2, -1), "eps": 0.01,
+            "x": columns(rng, 2, (1, 3), (0.5, -0.9)), "eps": 0.01,
+            "gamma": near(rng, 0.5, 2), "beta": near(rng, 2, -1),
         },
         "default-eps": {
             "x": columns(rng, 4, (2, 5), (0.2, 0.003)),
@@ -125,19 +123,19 @@ def running_cases(rng):
     return {
         "one-step": {
             "x": np.array([[0.0, 10.0], [4.0, 30.0], [2.0, 20.0], [2.0, 20.0]]),
-            "gamma": np.ones(2), "beta": np.zeros(2), "eps": 1e-5, "momentum": 0.8,
             "running_mean": np.array([1.0, 10.0]), "running_var": np.array([1.0, 30.0]),
+            "momentum": 0.8, "eps": 1e-5, "gamma": np.ones(2), "beta": np.zeros(2),
         },
         "two-steps": {
             "x": columns(rng, 4, (1, 2), (-1, 4), (3, -2)),
             "x_next": columns(rng, 4, (2, 3), (0, -3), (2, 4)),
-            "gamma": near(rng, 2, 0.5, 1.5), "beta": near(rng, 1, -2, 3), "eps": 0.1,
-            "momentum": 0.7,
             "running_mean": near(rng, -1, 1, 0.5), "running_var": near(rng, 0.5, 2, 3),
+            "momentum": 0.7, "eps": 0.1,
+            "gamma": near(rng, 2, 0.5, 1.5), "beta": near(rng, 1, -2, 3),
         },
         "nothing-stored-yet": {
             "x": columns(rng, 3, (2, 3), (-1, 1)), "x_next": columns(rng, 3, (1, -2), (-3, 2)),
-            "gamma": near(rng, 0.5, 2), "beta": near(rng, 1, -1), "eps": 0.1, "momentum": 0.6,
+            "momentum": 0.6, "eps": 0.1, "gamma": near(rng, 0.5, 2), "beta": near(rng, 1, -1),
         },
         "all-defaults": {
             "x": columns(rng, 5, (3, 2), (-2, 4)), "x_next": columns(rng, 5, (1, 4), (-1, -3)),
@@ -145,15 +143,15 @@ def running_cases(rng):
         },
         "default-momentum": {
             "x": columns(rng, 3, (1, 4), (2, -2)), "x_next": columns(rng, 3, (0, 3), (4, 2)),
-            "gamma": near(rng, 2, 0.4), "beta": near(rng, 0.5, 1), "eps": 1e-5,
             "running_mean": near(rng, 2, -1), "running_var": near(rng, 1, 0.5),
+            "eps": 1e-5, "gamma": near(rng, 2, 0.4), "beta": near(rng, 0.5, 1),
         },
         "as-many-rows-as-columns": {
             "x": columns(rng, 3, (1, 3), (-2, 1), (3, -2)),
             "x_next": columns(rng, 3, (-1, 2), (1, -3), (2, 1)),
-            "gamma": near(rng, 0.7, 1.5, 2), "beta": near(rng, -1, 1, 2), "eps": 0.1,
-            "momentum": 0.3,
             "running_mean": near(rng, 1, -0.5, 2), "running_var": near(rng, 2, 1, 0.5),
+            "momentum": 0.3, "eps": 0.1,
+            "gamma": near(rng, 0.7, 1.5, 2), "beta": near(rng, -1, 1, 2),
         },
     }  # fmt: skip
 
@@ -161,38 +159,47 @@ def running_cases(rng):
 def evaluation_cases(rng):
     """In test mode, out uses the running averages and leaves them as they are.
 
-    Each batch is evaluated twice with the same dict.
+    Each batch is evaluated twice with the same dict. Running means are positive, so that a swap of
+    mean and variance gives numbers, not nan.
     """
     return {
         "three-rows": {
             "x": np.array([[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]),
-            "gamma": np.ones(2), "beta": np.zeros(2), "eps": 1e-5, "momentum": 0.8,
             "running_mean": np.array([1.0, 20.0]), "running_var": np.array([4.0, 25.0]),
+            "eps": 1e-5, "gamma": np.ones(2), "beta": np.zeros(2), "momentum": 0.8,
         },
         "one-row": {
-            "x": near(rng, 2, -1, 0.5)[None], "gamma": near(rng, 2, 0.5, 1.5),
-            "beta": near(rng, 1, -2, 3), "eps": 0.1, "momentum": 0.7,
+            "x": near(rng, 2, -1, 0.5)[None],
             "running_mean": near(rng, 0.5, 1, 2), "running_var": near(rng, 0.3, 2, 4),
+            "eps": 0.1, "gamma": near(rng, 2, 0.5, 1.5), "beta": near(rng, 1, -2, 3),
+            "momentum": 0.7,
         },
         "tiny-variance": {
-            "x": columns(rng, 3, (0.501, 0.003), (1, 4)), "gamma": near(rng, 2, 1.4),
-            "beta": near(rng, -0.5, 1), "eps": 1e-5, "momentum": 0.7,
+            "x": columns(rng, 3, (0.501, 0.003), (1, 4)),
             "running_mean": np.array([0.5, 2]), "running_var": np.array([2e-6, 3]),
+            "eps": 1e-5, "gamma": near(rng, 2, 1.4), "beta": near(rng, -0.5, 1), "momentum": 0.7,
         },
         "eps-0.1": {
-            "x": columns(rng, 4, (1, 1), (-2, 4), (2, -3)), "gamma": near(rng, 3, -0.6, 1.5),
-            "beta": near(rng, 1, -2, 0.5), "eps": 0.1, "momentum": 0.6,
+            "x": columns(rng, 4, (1, 1), (-2, 4), (2, -3)),
             "running_mean": near(rng, 0.5, 1, 1.5), "running_var": near(rng, 0.3, 2, 0.7),
+            "eps": 0.1, "gamma": near(rng, 3, -0.6, 1.5), "beta": near(rng, 1, -2, 0.5),
+            "momentum": 0.6,
         },
         "as-many-rows-as-columns": {
-            "x": columns(rng, 3, (1, 2), (4, -1), (-2, 0.5)), "gamma": near(rng, 1.5, 0.7, 2.5),
-            "beta": near(rng, -1, 2, 0.5), "eps": 0.01, "momentum": 0.3,
+            "x": columns(rng, 3, (1, 2), (4, -1), (-2, 0.5)),
             "running_mean": near(rng, 2, 3, 1), "running_var": near(rng, 0.5, 0.2, 1.5),
+            "eps": 0.01, "gamma": near(rng, 1.5, 0.7, 2.5), "beta": near(rng, -1, 2, 0.5),
+            "momentum": 0.3,
         },
         "all-defaults": {
-            "x": columns(rng, 5, (0.198, 0.004), (0.302, -0.005)), "gamma": near(rng, 1.5, 1),
-            "beta": near(rng, 0.3, -0.6),
+            "x": columns(rng, 5, (0.198, 0.004), (0.302, -0.005)),
             "running_mean": np.array([0.2, 0.3]), "running_var": np.array([3e-6, 5e-6]),
+            "gamma": near(rng, 1.5, 1), "beta": near(rng, 0.3, -0.6),
+        },
+        "one-row-all-defaults": {
+            "x": np.array([[0.402, 3.0]]),
+            "running_mean": np.array([0.4, 2.0]), "running_var": np.array([4e-6, 5.0]),
+            "gamma": near(rng, 2, 0.7), "beta": near(rng, 0.5, -0.4),
         },
     }  # fmt: skip
 
@@ -201,12 +208,12 @@ def stability_cases(rng):
     """Training stays exact for columns with a large mean and a tiny variance."""
     return {
         "mean-10000": {
-            "x": columns(rng, 3, (10000, 0.008), (30000, -0.01)),
-            "gamma": near(rng, 1, 2), "beta": near(rng, 1, -1), "eps": 1e-5,
+            "x": columns(rng, 3, (10000, 0.008), (30000, -0.01)), "eps": 1e-5,
+            "gamma": near(rng, 1, 2), "beta": near(rng, 1, -1),
         },
         "mean-20000": {
-            "x": columns(rng, 5, (20000, 0.01), (-10000, 0.009)),
-            "gamma": near(rng, 2, 1.5), "beta": near(rng, -1, 0.5), "eps": 1e-5,
+            "x": columns(rng, 5, (20000, 0.01), (-10000, 0.009)), "eps": 1e-5,
+            "gamma": near(rng, 2, 1.5), "beta": near(rng, -1, 0.5),
         },
     }  # fmt: skip
 

@@ -28,7 +28,8 @@ KEPT = 4_000  # characters of captured text a cell or probe
 def load_values() -> types.ModuleType:
     path = Path(__file__).resolve().parent.parent / "values.py"
     spec = importlib.util.spec_from_file_location("_values", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["_values"] = module
     spec.loader.exec_module(module)
@@ -67,7 +68,7 @@ def quiet_shell() -> Any:
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
+    shell: Any = InteractiveShell.instance(config=config)
     shell.enable_gui = lambda *ignored, **also: None  # a bare shell raises: %matplotlib inline
     shell.system = shell.system_raw = shell.system_piped = lambda command: print(
         "shell commands are not run while grading"
