@@ -137,10 +137,11 @@ def _written(
         return []
     question = originals[place - 1].source
     for number, cell in enumerate(cells[:-1]):
-        after = number + 1
-        if (after in free and cells[after].cell_type == "markdown"
-                and (cell.source.strip() == question.strip() or _like(cell.source, question))):  # fmt: skip
-            return [after]
+        answer = number + 1
+        if answer not in free or cells[answer].cell_type != "markdown":
+            continue
+        if cell.source.strip() == question.strip() or _like(cell.source, question):
+            return [answer]
     return []
 
 

@@ -267,7 +267,10 @@ def _failure(data: Any) -> Failure:
         raise ValueError("a failure is an object")
     message, line = str(data.get("message", ""))[:300], data.get("line", 0)
     if data.get("kind") == "returned":  # shown to learners, so only in words of our own
-        known = re.match(rf"({'|'.join(PLAIN_TYPES)}|\d+ values) where \([\w, ]+\)", message)
+        kinds = "|".join(sorted(PLAIN_TYPES))
+        known = re.fullmatch(
+            rf"({kinds}|object of another type|\d+ values) where \([\w, ]+\) is expected", message
+        )
         return Failure("returned", message=message if known else "something unexpected")
     number = line if isinstance(line, int) else 0
     return Failure("raised", str(data.get("type", ""))[:60], message, number)
