@@ -31,7 +31,7 @@ from traitlets.config import Config, PyFileConfigLoader
 from autograder import course as courses
 from autograder import display, grade, lesson, repair
 from autograder.course import Course, UserError
-from autograder.grade import Result, Round, Submission
+from autograder.grade import Result, Round, Submission, Work
 
 # nbgrader starts alembic by its bare name, which a virtual environment that is not activated hides
 if not shutil.which("alembic"):
@@ -239,20 +239,20 @@ def submissions(folder: Path, course: Course) -> list[Submission]:
     return found
 
 
-def grade_submissions(
+def grade_works(
     folder: Path,
     course: Course,
-    found: Sequence[Submission],
+    works: Sequence[Work],
     jobs: int | None = None,
     tell: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Grade, then fill the gradebook and autograded/, one submission after the other."""
     config = _config(folder)
-    names = sorted({submission.lesson for submission in found if submission.lesson})
+    names = sorted({work.lesson for work in works if work.notebook is not None})
     for name in names:
         _registered(folder, config, name)
     rounds = {name: _round(course, name, seed(folder, name)) for name in names}
-    results = grade.grade_all(found, course, jobs=jobs, tell=tell, rounds=rounds)
+    results = grade.grade_all(works, course, jobs=jobs, tell=tell, rounds=rounds)
     for result in results:
         if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
             _record(folder, config, result)

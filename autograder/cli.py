@@ -159,6 +159,7 @@ def grade(
     seed: Annotated[int | None, typer.Option(help="repeat a round of plain folders")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="at a time; default: the cores")] = None,
     feedback: Annotated[bool, typer.Option(help="also write feedback pages (classroom)")] = False,
+    new_round: Annotated[bool, typer.Option(help="begin a new round (classroom)")] = False,
 ) -> None:
     """Grade submissions, each in a process of its own, and write the results."""
     from autograder import classroom as classrooms
@@ -168,28 +169,30 @@ def grade(
     rooms = [path for path in paths if classrooms.is_classroom(path)]
     if rooms and len(paths) > 1:
         raise UserError("Grade a course directory alone, without other paths.")
+    target = out or (rooms[0] if rooms else Path("graded"))
+    if rooms:
+        classrooms.round_number(rooms[0], begin_next=new_round)
+        submissions = classrooms.submissions(rooms[0], course)
+    else:
+        submissions = grading.find_submissions(paths, course)
+    grading.must_be_writable(target)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        if rooms:
-            submissions = classrooms.submissions(rooms[0], course)
-        else:
-            submissions = grading.find_submissions(paths, course)
-        task = bar.add_task("grading", total=len(submissions))
+        works = grading.gather(submissions, course)
+        task = bar.add_task("grading", total=len(works))
 
         def tell(result: grading.Result) -> None:
+            grading.write_results([result], target)  # at once: an interrupted run loses nothing
             bar.advance(task)
             if not console.is_terminal:
                 print(f"  {result.learner:<24} {result.total:<26} {result.status}", flush=True)
 
         if rooms:
-            target = out or rooms[0]
-            results = classrooms.grade_submissions(rooms[0], course, submissions, jobs, tell)
+            results = classrooms.grade_works(rooms[0], course, works, jobs, tell)
         else:
-            target = out or Path("graded")
-            results = grading.grade_all(submissions, course, seed, jobs, tell=tell)
-    grading.write_results(results, target)
+            results = grading.grade_all(works, course, seed, jobs, tell=tell)
     if rooms and feedback:
         classrooms.write_feedback(rooms[0], results)
     _summarize(results, target)

@@ -90,9 +90,10 @@ def same_form(expected: Value, got: Value) -> bool:
     return form_of(expected) == form_of(got)
 
 
+@np.errstate(all="ignore")  # a warning in a check cell would cost points
 def facts(expected: Value, got: Value, tolerance: float) -> str:
     """What is right about a wrong value, as one phrase, or nothing."""
-    if expected.array is None or got.array is None:
+    if expected.array is None or got.array is None or not got.array.size:
         return ""
     want, have = squeezed(expected.array).astype(float), squeezed(got.array).astype(float)
     if want.shape != have.shape:

@@ -34,7 +34,7 @@ def criterion(
     exercise: Exercise,
     criterion: Criterion,
     troubled: Sequence[Case],
-    cases: Sequence[Case],
+    fine: tuple[int, int],
     outcomes: Mapping[str, Outcome],
     mistakes: Sequence[Mistake],
     passing: Sequence[str],
@@ -66,7 +66,7 @@ def criterion(
             follow = "Is a number or a shape of the shown inputs written into the code?"
         elif have.dtype in compare.LOOSER and want.dtype == "float64":
             follow = f"You computed in {have.dtype}: keep the dtype of x, then check again"
-    right = [text for text in right if text] or [_right_elsewhere(troubled, cases, passing)]
+    right = [text for text in right if text] or [_right_elsewhere(fine, passing)]
     rows += [("right", right[0])] if right[0] else []
     if mistakes:
         rows += [("diagnosis", " or ".join(f"{m.name}: {m.diagnosis}" for m in mistakes))]
@@ -188,12 +188,10 @@ def _next_for(failure: Failure, exercise: Exercise) -> str:
     return "Look for exit(), os._exit(), a signal or far too much memory"
 
 
-def _right_elsewhere(
-    troubled: Sequence[Case], cases: Sequence[Case], passing: Sequence[str]
-) -> str:
-    fine = len(cases) - len(troubled)
-    if fine:
-        return f"{fine} of {len(cases)} inputs give the expected result"
+def _right_elsewhere(fine: tuple[int, int], passing: Sequence[str]) -> str:
+    """How many of the criterion's inputs are right, else which other criteria passed."""
+    if fine[0]:
+        return f"{fine[0]} of {fine[1]} inputs give the expected result"
     return f"{' and '.join(passing[:2])} passed" if passing else ""
 
 

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import nbformat
 from nbformat.notebooknode import NotebookNode
@@ -93,7 +96,7 @@ class Submission:
     learner: str
     path: Path
     lesson: str = ""  # where the place it lies in says so
-    superseded: tuple[Path, ...] = ()  # older files of the same learner and lesson
+    strays: tuple[Path, ...] = ()  # files beside it that are not graded
 
 
 def new_round(course: Course, lesson: str, seed: int | None = None) -> Round:
@@ -306,15 +309,73 @@ def _learner(file: Path, root: Path, course: Course) -> str:
     inner = file.relative_to(root).parts
     if len(inner) > 1:
         return inner[0]
-    plain = re.sub(r"[ _-]*(\(\d+\)|copy\d*)$", "", file.stem, flags=re.IGNORECASE).lower()
     lessons_named = {lesson.lower() for lesson in course.lessons} | {
         lesson.split("_")[0] for lesson in course.lessons
     }
-    return file.resolve().parent.name if plain in lessons_named else file.stem
+    return file.absolute().parent.name if _plain_stem(file) in lessons_named else file.stem
+
+
+@dataclass
+class Work:
+    """One learner's lesson: the file that is graded, and what else was handed in for it."""
+
+    learner: str
+    lesson: str
+    path: Path
+    notebook: NotebookNode | None
+    reason: str = ""  # why it cannot be graded
+    others: list[str] = field(default_factory=list)
+
+
+def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
+    """Read every file; of several by one learner for one lesson the newest readable counts."""
+    works: dict[tuple[str, str], Work] = {}
+    for submission in sorted(submissions, key=_age):
+        path, name, notebook, reason = submission.path, submission.lesson, None, ""
+        try:
+            notebook = read_notebook(path)
+            name = name or lesson_of(notebook, path.stem, course)
+            reason = "" if name else "no lesson's exercises are in it"
+        except UserError as error:
+            name, reason = name or _named_after(path, course), str(error)
+        work = Work(submission.learner, name, path, notebook if name else None, reason)
+        key = (submission.learner, name or str(path))
+        before = works.get(key)
+        if before is None:
+            works[key] = work
+        elif work.notebook is None and before.notebook is not None:
+            before.others.append(f"also handed in, not graded: {reason}")
+        else:
+            older = before.reason or f"{before.path.name} is older"
+            work.others = [*before.others, f"also handed in, not graded: {older}"]
+            works[key] = work
+    for submission in submissions:
+        for stray in submission.strays:
+            works[submission.learner, submission.lesson or str(submission.path)].others.append(
+                f"also handed in, not graded: {stray.name} lay beside it"
+            )
+    return sorted(works.values(), key=lambda work: (work.lesson, work.learner, str(work.path)))
+
+
+def _age(submission: Submission) -> tuple[float, str]:
+    try:
+        return submission.path.lstat().st_mtime, str(submission.path)
+    except OSError:
+        return 0.0, str(submission.path)
+
+
+def _named_after(path: Path, course: Course) -> str:
+    """The lesson that an unreadable file is named after."""
+    return next((name for name in course.lessons if name.lower() == _plain_stem(path)), "")
+
+
+def _plain_stem(path: Path) -> str:
+    """A file's name without what copying adds to it: " (1)", " copy"."""
+    return re.sub(r"[ _-]*(\(\d+\)|copy\d*)$", "", path.stem, flags=re.IGNORECASE).lower()
 
 
 def grade_all(
-    submissions: Sequence[Submission],
+    works: Sequence[Work],
     course: Course,
     seed: int | None = None,
     jobs: int | None = None,
@@ -324,59 +385,26 @@ def grade_all(
 ) -> list[Result]:
     """Grade many submissions, a few at a time, each on its own; results in the order given."""
     rounds = {} if rounds is None else rounds
-    ready: list[Callable[[], Result]] = []
-    taken: dict[tuple[str, str], int] = {}
-    chosen: list[tuple[Submission, NotebookNode | None, str, str]] = []
-    for submission in submissions:
-        try:
-            notebook = read_notebook(submission.path)
-            name = submission.lesson or lesson_of(notebook, submission.path.stem, course)
-            why = "" if name else "no lesson's exercises are in it"
-        except UserError as error:
-            notebook, name, why = None, submission.lesson, str(error)
-        key = (submission.learner, name)
-        if notebook is not None and name and key in taken:
-            _keep_newest(chosen, taken[key], submission, notebook)
-            continue
-        taken[key] = len(chosen) if notebook is not None else taken.get(key, -1)
-        chosen.append((submission, notebook, name, why))
-        if notebook is not None and name and name not in rounds:
+    for name in sorted({work.lesson for work in works if work.notebook is not None}):
+        if name not in rounds:
             rounds[name] = new_round(course, name, seed)
 
-    def one(submission: Submission, notebook: NotebookNode | None, name: str, why: str) -> Result:
-        if notebook is None or not name:
-            result = Result("", name, "", NEEDS_PERSON, why)
-        else:
+    def one(work: Work) -> Result:
+        result = Result("", work.lesson, "", NEEDS_PERSON, work.reason)
+        if work.notebook is not None:
             try:
-                result = grade_notebook(notebook, rounds[name], limits)
+                result = grade_notebook(work.notebook, rounds[work.lesson], limits)
             except Exception as error:
-                text = f"the grader failed: {type(error).__name__}: {error}"
-                result = Result("", name, "", NEEDS_PERSON, text)
-        result.learner, result.file = submission.learner, str(submission.path)
-        for older in submission.superseded:
-            result.repairs.append(f"handed in twice: {older.name} is older and was not graded")
-            result.status = REPAIRED if result.status == GRADED else result.status
+                result.reason = f"the grader failed: {type(error).__name__}: {error}"
+        result.learner, result.file = work.learner, str(work.path)
+        result.repairs += work.others
+        if result.repairs and result.status == GRADED:
+            result.status = REPAIRED
         tell(result)
         return result
 
-    ready = [lambda entry=entry: one(*entry) for entry in chosen]  # type: ignore[misc]
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda run: run(), ready))
-
-
-def _keep_newest(
-    chosen: list[tuple[Submission, NotebookNode | None, str, str]],
-    place: int,
-    submission: Submission,
-    notebook: NotebookNode,
-) -> None:
-    """Two files of one learner for one lesson: the newer is graded, the other one named."""
-    before = chosen[place]
-    newer = submission.path.stat().st_mtime > before[0].path.stat().st_mtime
-    keep, drop = (submission, before[0]) if newer else (before[0], submission)
-    paths = (*keep.superseded, *drop.superseded, drop.path)
-    kept = Submission(keep.learner, keep.path, keep.lesson, tuple(dict.fromkeys(paths)))
-    chosen[place] = (kept, notebook if newer else before[1], before[2], before[3])
+        return list(pool.map(one, works))
 
 
 # ---- writing results -----------------------------------------------------------------------
@@ -390,8 +418,11 @@ def write_results(results: Iterable[Result], folder: Path) -> None:
 
 
 def _file_name(result: Result) -> str:
-    plain = re.sub(r"[^\w.@ -]+", "_", result.learner) or "unnamed"
-    return plain if result.lesson else f"{plain} {Path(result.file).stem}"
+    """A file's name that no other learner's can be, whatever letters are in it."""
+    plain = quote(result.learner, safe=" @+,=") or "unnamed"
+    if not result.lesson:
+        plain += " " + hashlib.sha256(result.file.encode("utf-8", "replace")).hexdigest()[:8]
+    return plain[:200]
 
 
 def write_beside(path: Path, text: str) -> None:
@@ -407,6 +438,17 @@ def write_beside(path: Path, text: str) -> None:
         ) from None
 
 
+def must_be_writable(folder: Path) -> None:
+    """Raises UserError before a run rather than after it, where results could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(
+            f"Cannot write into {folder}: {error.strerror}. Name another folder with --out."
+        ) from None
+
+
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The results that a grading run left in a folder; raises UserError."""
     if not folder.is_dir():
@@ -418,6 +460,6 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     for file in files:
         try:
             read.append(json.loads(file.read_text(encoding="utf-8")))
-        except json.JSONDecodeError:
+        except ValueError:
             raise UserError(f"{file} is damaged: delete it and grade again.") from None
     return read

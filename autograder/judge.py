@@ -182,9 +182,11 @@ def _values_result(
     elif verdict == GRADER_FAULT:
         message = explain.grader_fault(f"the criterion “{criterion.name}” has no cases")
     else:
+        all_troubled = [*judged.wrong, *judged.stopped, *judged.blank]
+        fine = (len(judged.cases) - len(all_troubled), len(judged.cases))
         troubled = judged.wrong or judged.stopped or judged.blank
         message = explain.criterion(
-            exercise, criterion, troubled, judged.cases, judged.outcome, mistakes, passing
+            exercise, criterion, troubled, fine, judged.outcome, mistakes, passing
         )
     return CriterionResult(
         criterion.name,

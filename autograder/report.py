@@ -99,7 +99,7 @@ class LessonReport:
 
     @cached_property
     def tenths(self) -> list[int]:
-        """How many earned 0 to 10 % of the points, 10 to 20 %, …; the last holds full marks."""
+        """How many earned 0 to 10% of the points, 10 to 20%, …; the last holds full marks."""
         bins = [0] * 10
         for result in self.settled:
             bins[min(9, int(10 * result["earned"] / result["points"] + 1e-9))] += 1
@@ -199,9 +199,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in whole percent; 0 % means none and 100 % all."""
+    """A share in whole percent; 0% means none and 100% all."""
     inner = min(max(round(100 * part / (whole or 1)), 1), 99)
-    return f"{0 if not part else 100 if part >= whole else inner} %" if whole else "–"
+    return f"{0 if not part else 100 if part >= whole else inner}%" if whole else "–"
 
 
 def html_text(results: Sequence[Data], lessons: Sequence[LessonReport]) -> str:

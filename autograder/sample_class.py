@@ -142,7 +142,7 @@ def demo(folder: Path, course: Course, say: Callable[[str], None]) -> None:
     classroom.create(folder, course, inside_checkout=True)
     many = write(folder, Sample(course))
     say(f"grading {many} submissions, each in a process of its own")
-    found = classroom.submissions(folder, course)
+    works = grade.gather(classroom.submissions(folder, course), course)
     done: list[grade.Result] = []
 
     def tell(result: grade.Result) -> None:
@@ -153,7 +153,7 @@ def demo(folder: Path, course: Course, say: Callable[[str], None]) -> None:
         line = f"  {len(done):>2}/{many} {result.learner:<26} {score:<25} {result.status}"
         say(f"{line}  {why}"[:118])
 
-    results = classroom.grade_submissions(folder, course, found, tell=tell)
+    results = classroom.grade_works(folder, course, works, tell=tell)
     grade.write_results(results, folder)
     say("writing feedback and the class report")
     classroom.write_feedback(folder, results)

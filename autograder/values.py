@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +51,14 @@ class Value:
         return self.shape == ()
 
 
+def true_name(kind: type) -> str:
+    """The name of a type, even where a metaclass answers for it."""
+    return str(type.__dict__["__name__"].__get__(kind))
+
+
 def type_name(obj: Any) -> str:
     """The name of an object's type, if it is one that everybody knows."""
-    name = type(obj).__name__
+    name = true_name(type(obj))
     return name if name in PLAIN_TYPES else "object of another type"
 
 
@@ -101,10 +106,15 @@ def described_exception(error: BaseException) -> dict[str, Any]:
     learners = [line for file, line in frames[2:] if file == frames[2][0]]
     return {
         "kind": "raised",
-        "type": type(error).__name__[:60],
+        "type": true_name(type(error))[:60],
         "message": " ".join(message.split()),
         "line": learners[-1] if learners else 0,
     }
+
+
+def too_many(shape: Iterable[int]) -> bool:
+    """Whether a shape has more entries than we take; an axis of none does not hide the others."""
+    return math.prod(n or 1 for n in shape) > MAX_ENTRIES
 
 
 def capture(obj: Any) -> Value:
@@ -119,7 +129,7 @@ def capture(obj: Any) -> Value:
             # the base class's own view: a subclass cannot answer for it
             array = np.ndarray.view(obj, np.ndarray)
             name = "ndarray"
-        elif type(obj).__module__.startswith("torch") or "torch" in sys.modules:
+        elif "torch" in sys.modules:
             return _capture_tensor(obj, name)
         else:
             return Value(name, problem=_not_an_array(name))
@@ -140,7 +150,7 @@ def _capture_array(array: np.ndarray, name: str, device: str = "", dtype: str = 
     if dtype not in DTYPES:
         what = "objects" if array.dtype.kind == "O" else array.dtype.kind and "no real numbers"
         return Value(name, "", shape, None, device, f"an array of {what}")
-    if math.prod(shape) > MAX_ENTRIES:
+    if too_many(shape):
         return Value(name, dtype, shape, None, device, "far more entries than expected")
     kept = "bool" if dtype == "bool" else "float64" if "float" in dtype else "int64"
     return Value(name, dtype, shape, np.array(array, dtype=kept), device)
@@ -152,7 +162,7 @@ def _capture_tensor(obj: Any, name: str) -> Value:
         return Value(name, problem=_not_an_array(name))
     dtype, device = str(obj.dtype).removeprefix("torch."), str(obj.device.type)
     shape = tuple(int(n) for n in obj.shape)
-    if math.prod(shape) > MAX_ENTRIES:
+    if too_many(shape):
         return Value("Tensor", dtype, shape, None, device, "far more entries than expected")
     plain = obj.detach().as_subclass(torch.Tensor).to("cpu")
     if dtype in ("float16", "bfloat16"):
@@ -205,6 +215,8 @@ def from_json(data: Any) -> Value:
         raise ValueError("type, dtype and device are strings")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("a shape is a list of whole numbers")
+    if "data" in data and too_many(shape):
+        raise ValueError("too many entries")
     kind = kind if kind in PLAIN_TYPES else "object of another type"
     if "data" not in data:
         known = dtype if dtype in DTYPES else ""

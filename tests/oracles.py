@@ -38,7 +38,7 @@ def batchnorm_forward(reference: Any, cases: list[Case]) -> Compared:
             yield f"{case.id} out", out["out"], theirs
             yield f"{case.id} running_var", out["running_var"], var
         else:
-            biased = np.array(var)
+            biased = var.numpy().copy()
             for batch in ("x", "x_next"):
                 if given.get(batch) is None:
                     continue
@@ -71,7 +71,7 @@ def identity_affine(reference: Any, cases: list[Case]) -> Compared:
         gamma, beta = reference(mean.copy(), var.copy(), eps)
         batch = np.repeat(x, len(mean), axis=1)
         out = functional.batch_norm(*_torch(batch, mean, var, gamma, beta), eps=eps)
-        yield case.id, out, batch
+        yield case.id, out.numpy(), batch
 
 
 def convert_momentum(reference: Any, cases: list[Case]) -> Compared:
@@ -80,7 +80,7 @@ def convert_momentum(reference: Any, cases: list[Case]) -> Compared:
         ours = case.inputs["momentum"]
         mean, var, batch = _torch([2.0], [1.0], [[5.0], [9.0]])
         functional.batch_norm(batch, mean, var, training=True, momentum=reference(ours))
-        yield case.id, mean, [ours * 2 + (1 - ours) * 7]
+        yield case.id, mean.numpy(), [ours * 2 + (1 - ours) * 7]
 
 
 def center(reference: Any, cases: list[Case]) -> Compared:

@@ -122,7 +122,7 @@ def running_cases(rng):
     """
     return {
         "one-step": {
-            "x": np.array([[0.0, 10.0], [4.0, 30.0], [2.0, 20.0], [2.0, 20.0]]),
+            "x": np.array([[0.0, 10.0], [6.0, 30.0], [3.0, 20.0], [3.0, 20.0]]),
             "running_mean": np.array([1.0, 10.0]), "running_var": np.array([1.0, 30.0]),
             "momentum": 0.8, "eps": 1e-5, "gamma": np.ones(2), "beta": np.zeros(2),
         },
@@ -207,12 +207,12 @@ def evaluation_cases(rng):
 def stability_cases(rng):
     """Training stays exact for columns with a large mean and a tiny variance."""
     return {
-        "mean-10000": {
-            "x": columns(rng, 3, (10000, 0.008), (30000, -0.01)), "eps": 1e-5,
+        "means-10000-and-50000": {
+            "x": columns(rng, 3, (10000, 0.008), (50000, -0.01)), "eps": 1e-5,
             "gamma": near(rng, 1, 2), "beta": near(rng, 1, -1),
         },
-        "mean-20000": {
-            "x": columns(rng, 5, (20000, 0.01), (-10000, 0.009)), "eps": 1e-5,
+        "means-40000-and-minus-20000": {
+            "x": columns(rng, 5, (40000, 0.01), (-20000, 0.009)), "eps": 1e-5,
             "gamma": near(rng, 2, 1.5), "beta": near(rng, -1, 0.5),
         },
     }  # fmt: skip
