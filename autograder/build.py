@@ -8,13 +8,12 @@ from itertools import combinations
 from pathlib import Path
 
 from autograder.compare import agree, form_of
-from autograder.course import Course, bank_text, same_bank, stem
+from autograder.course import Course, UserError, bank_text, same_bank, stem
 from autograder.drive import outcome
 from autograder.exercise import Case, Exercise, Mistake, Outcome
 from autograder.judge import PASSED, judge
 from autograder.lesson import (
     Lesson,
-    LessonError,
     References,
     all_cases,
     notebook_text,
@@ -48,7 +47,7 @@ def build(course: Course, check: bool = False) -> list[str]:
             if found:
                 problems += [f"{name}: {text}" for text in found]
                 continue
-        except LessonError as error:
+        except UserError as error:
             problems += str(error).split("\n")
             continue
         notebook = notebook_text(release_notebook(lesson))

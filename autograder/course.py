@@ -118,17 +118,20 @@ def _course(root: Path | None) -> Course:
 
 @lru_cache
 def _load(path: Path) -> ModuleType:
-    name = f"autograder.exercises.{path.stem}"
-    if path.parent == PACKAGE / "exercises":
-        return importlib.import_module(name)
-    name = f"_exercises_{abs(hash(path))}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    try:
+        if path.parent == PACKAGE / "exercises":
+            return importlib.import_module(f"autograder.exercises.{path.stem}")
+        name = f"_exercises_{abs(hash(path))}_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        where = f"{path.parent.name}/{path.name}"
+        raise UserError(f"{where} does not load: {type(error).__name__}: {error}") from None
 
 
 def _unknown(what: str, name: str, known: Any) -> str:

@@ -243,8 +243,14 @@ class References:
             self._base = {"__name__": f"solved_{self.lesson.name}"}
             for cell in self.lesson.cells:
                 if cell.kind in ("setup", "given", "exercise"):
-                    code = compile(without_markers(cell.source), f"<{cell.id}>", "exec")
-                    exec(code, self._base)
+                    try:
+                        code = compile(without_markers(cell.source), f"<{cell.id}>", "exec")
+                        exec(code, self._base)
+                    except Exception as error:
+                        raise LessonError(
+                            f"{self.lesson.name}: the solved lesson does not run, cell {cell.id}: "
+                            f"{type(error).__name__}: {error}"
+                        ) from None
         return dict(self._base)
 
     def load(self, exercise: str, source: str | None = None) -> Any:

@@ -140,6 +140,10 @@ def _one_child(
         try:
             _feed(child, json.dumps(job).encode())
             for event in _events(read_end, limits.wall):
+                if event.get("event") == "cell" and event.get("index") not in range(
+                    len(job["cells"])
+                ):
+                    raise ValueError("a cell that is none")
                 if event.get("event") == "cells done":
                     _lay(folder, tasks)
                     _feed(child, b"")
@@ -147,6 +151,7 @@ def _one_child(
         except TimeoutError:
             timed_out = True
         except ValueError as error:
+            child.kill()
             return busy, Failure("died", message=f"sent nonsense instead of results ({error})")
         finally:
             os.close(read_end)
