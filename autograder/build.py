@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autograder.compare import agree, form_of
 from autograder.course import Course, UserError, bank_text, same_bank, stem
-from autograder.drive import outcome
+from autograder.drive import outcome_of
 from autograder.exercise import Case, Exercise, Mistake, Outcome
 from autograder.judge import PASSED, judge
 from autograder.lesson import (
@@ -41,7 +41,7 @@ def build(course: Course, check: bool = False) -> list[str]:
                 seen[exercise.name] = name
             found = [text for exercise in exercises for text in described_wrongly(exercise)]
             if not found:
-                cases = all_cases(References(lesson), exercises, BANK_SEED)
+                cases = all_cases(References(lesson, course), exercises, BANK_SEED)
                 found = [text for e in exercises for text in unproven(e, cases)]
                 found += [text for e in exercises for text in wrong_variants(lesson, e, cases)]
             if found:
@@ -151,7 +151,8 @@ def wrong_variants(lesson: Lesson, exercise: Exercise, cases: list[Case]) -> Ite
     own = [case for case in cases if case.exercise == exercise.name]
     for name in exercise.variants:
         learners = references.variant(exercise, name)
-        outcomes = {c.id: outcome(exercise.criterion(c.criterion), learners, c.inputs) for c in own}
+        uses = references.uses(exercise)
+        outcomes = {c.id: outcome_of(c, exercise, learners, uses) for c in own}
         for criterion in judge(exercise, own, outcomes).criteria:
             if criterion.verdict != PASSED:
                 headline = criterion.message.headline

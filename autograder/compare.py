@@ -6,13 +6,27 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from autograder.exercise import Outcome
+from autograder.exercise import Case, Criterion, Outcome
 from autograder.values import Value
 
 # what a value computed in a lower precision than asked for is compared at; its form is wrong
 LOOSER = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
 
 ABSENT = Value("NoneType", problem="not there")
+
+
+# half the distance between neighbouring numbers at 1; autocast leaves elementwise work in float32
+ROUNDING = {"float32": 2**-24, "autocast": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}
+ROUNDINGS = 16  # a layer rounds a dozen times, and errors add up
+
+
+def tolerance_of(criterion: Criterion, case: Case) -> float:
+    """The tolerance of a case: the criterion's in float64, else what roundings in its dtype and
+    the inputs' conditioning explain."""
+    if case.dtype not in ROUNDING:
+        return criterion.tolerance
+    condition = criterion.condition(case.inputs) if criterion.condition else 1.0
+    return ROUNDINGS * ROUNDING[case.dtype] * max(condition, 1.0)
 
 
 def squeezed(array: np.ndarray) -> np.ndarray:

@@ -186,6 +186,7 @@ def cases_from_json(data: dict[str, Any]) -> Iterator[Case]:
                     {k: input_from_json(v) for k, v in case["inputs"].items()},
                     outcome_from_json(case["expected"]),
                     LazyOutcomes(case.get("mistakes", {})),
+                    dtype=case.get("dtype", ""),
                 )
 
 
@@ -221,10 +222,12 @@ def bank_text(lesson: str, cases: list[Case]) -> str:
     """The bank as JSON that people can read: one line for the inputs, one for each outcome."""
     tree: dict[str, Any] = {}
     for case in cases:
-        entry = {
+        entry: dict[str, Any] = {
             "inputs": {k: to_json(v, DIGITS) for k, v in case.inputs.items()},
             "expected": outcome_to_json(case.expected, DIGITS),
         }
+        if case.dtype:
+            entry["dtype"] = case.dtype
         if case.mistakes:
             entry["mistakes"] = {
                 name: outcome_to_json(outcome, DIGITS) for name, outcome in case.mistakes.items()

@@ -37,7 +37,7 @@ def told(result: ExerciseResult) -> list[CriterionResult]:
     if result.verdict == NOT_ATTEMPTED and not any(c.mistakes for c in result.criteria):
         return shown  # nothing to explain yet
     for criterion in result.criteria:
-        if not criterion.message.rows or criterion.verdict == PASSED:
+        if not criterion.message.rows:
             continue
         causes = [(c.mistakes, c.verdict) for c in shown]
         if (criterion.mistakes, criterion.verdict) in causes and (

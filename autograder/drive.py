@@ -9,20 +9,48 @@ from typing import Any
 
 import numpy as np
 
-from autograder.exercise import Criterion, Failure, Outcome
+from autograder.exercise import Case, Criterion, Exercise, Failure, Outcome
 from autograder.values import run_probe
 
 
-def where_of(criterion: Criterion, device: str = "cpu", dtype: str = "float32") -> dict[str, str]:
-    """Device and dtype, for a probe that takes them; nothing for a numpy probe."""
+def asked_for(criterion: Criterion, **available: Any) -> dict[str, Any]:
+    """Of device, dtype and earlier exercises, those that a criterion's probe has parameters for."""
     assert criterion.probe is not None
     takes = inspect.signature(criterion.probe).parameters
-    return {k: v for k, v in (("device", device), ("dtype", dtype)) if k in takes}
+    return {name: value for name, value in available.items() if name in takes}
 
 
-def outcome(criterion: Criterion, learners: Any, inputs: Mapping[str, Any]) -> Outcome:
-    """What one criterion's probe returns on given inputs, quietly."""
+def takes_dtype(criterion: Criterion) -> bool:
+    """Whether a criterion's probe is one for torch, run in several dtypes and on devices."""
+    return bool(criterion.probe) and "dtype" in asked_for(criterion, dtype="")
+
+
+def outcome(
+    criterion: Criterion,
+    learners: Any,
+    inputs: Mapping[str, Any],
+    uses: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Outcome:
+    """What one criterion's probe returns on given inputs, quietly.
+
+    `uses`: the earlier exercises that the probe may ask for; one that is None is missing.
+    """
     assert criterion.probe is not None
+    also = asked_for(criterion, dtype=dtype, device=device, **(uses or {}))
+    for name, value in also.items():
+        if value is None:
+            text = f"name {name!r} is not defined: run its cell first"
+            return Outcome(failure=Failure("raised", "NameError", text))
     with np.errstate(all="ignore"):
-        outputs, failure = run_probe(criterion.probe, learners, inputs, where_of(criterion))
+        outputs, failure = run_probe(criterion.probe, learners, inputs, also)
     return Outcome(outputs, Failure(**failure) if failure else None)
+
+
+def outcome_of(
+    case: Case, exercise: Exercise, learners: Any, uses: Mapping[str, Any] | None = None
+) -> Outcome:
+    """What an object returns on a case, in the case's dtype and on its device."""
+    criterion = exercise.criterion(case.criterion)
+    return outcome(criterion, learners, case.inputs, uses, case.dtype or "float32", case.device)

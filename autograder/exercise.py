@@ -35,6 +35,15 @@ class Criterion:
     kind: str = "values"  # or "form", "stability"
     tolerance: float = 1e-6  # relative to the largest reference value, for float64
     doc: str = ""  # only where there are no cases to carry a docstring
+    # a torch probe runs each case in each of these (float64, float32, float16, bfloat16,
+    # autocast); expected values are always computed in float64 from the rounded inputs
+    dtypes: tuple[str, ...] = ("float32",)
+    # how many times worse than one rounding a right result may be, from the inputs: |mean| / std
+    condition: Callable[[Mapping[str, Any]], float] | None = None
+    # of a backward pass: output name -> the evidence that holds the gradient of the learner's own
+    # forward by central differences; `forward` names the evidence that shows that forward's result
+    own: Mapping[str, str] = field(default_factory=dict)
+    forward: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -71,6 +80,12 @@ class Exercise:
 
     `variants` are other correct forms, as whole sources by name: tests prove that they pass, and
     mistakes may patch them. `torch` marks an exercise whose probes need torch.
+
+    `uses` names earlier exercises that this one builds on: a probe that has a parameter of that
+    name gets the learner's own, and a mistake in one of them is told apart from one in here.
+    `forbids` names what would do the work instead of the learner: the last parts of dotted names
+    in the source ("batch_norm", "BatchNorm2d", "backward"), or torch's operations
+    ("aten.native_batch_norm").
     """
 
     name: str
@@ -81,6 +96,8 @@ class Exercise:
     variants: Mapping[str, str] = field(default_factory=dict)
     solution_note: str = ""  # a line on why, shown below `autograder solution`
     torch: bool = False
+    uses: tuple[str, ...] = ()
+    forbids: tuple[str, ...] = ()
 
     @property
     def points(self) -> float:
@@ -112,7 +129,8 @@ class Outcome:
 class Case:
     """The inputs of one probe, what the reference returns and what each mistake returns.
 
-    A mistake that is absent agrees with the reference here.
+    A mistake that is absent agrees with the reference here. One of an earlier exercise that this
+    one uses is called batchnorm_forward:EPS-OUTSIDE: the reference on top of a faulty forward.
     """
 
     exercise: str
@@ -122,11 +140,14 @@ class Case:
     expected: Outcome
     mistakes: Mapping[str, Outcome] = field(default_factory=dict)
     hidden: bool = False
+    dtype: str = ""  # of a torch probe
+    device: str = "cpu"
 
     @property
     def id(self) -> str:
         where = "hidden" if self.hidden else "bank"
-        return f"{where}/{self.exercise}/{self.criterion}/{self.name}"
+        on = "" if self.device == "cpu" else f"/{self.device}"
+        return f"{where}/{self.exercise}/{self.criterion}/{self.name}{on}"
 
     def of_mistake(self, name: str) -> Outcome:
         return self.mistakes.get(name, self.expected)

@@ -75,6 +75,59 @@ def criterion(
     return Message(headline, tuple(rows))
 
 
+def earlier_mistake(label: str, at: str) -> Mistake:
+    """A mistake of an earlier exercise, as it shows in one that uses it."""
+    used, name = label.split(":")
+    return Mistake(
+        label,
+        at,
+        f"this part is right, but {used} has {name}",
+        f'Mend {used} first: check("{used}"), then check again',
+    )
+
+
+def inherited(
+    exercise: Exercise,
+    criterion: Criterion,
+    wrong: Sequence[Case],
+    outcomes: Mapping[str, Outcome],
+) -> Message:
+    """The message for a gradient that is right for a forward pass that is not."""
+    case = _telling(criterion, wrong, outcomes)
+    name, _ = _first_difference(criterion, case, outcomes[case.id])
+    used = exercise.uses[0] if exercise.uses else "your forward pass"
+    follow = f'Mend {used} first: check("{used}"), then check again'
+    rows = [] if case.hidden else [("given", given(case.inputs))]
+    return Message(
+        f"{name} is right for your forward pass, which is not the reference's",
+        (
+            *rows,
+            ("right", "this gradient: it agrees with central differences of your own forward"),
+            ("next", follow if exercise.uses else "Mend the forward pass, then check again"),
+        ),
+    )
+
+
+def with_forward(message: Message, exercise: Exercise, forward_is_right: bool) -> Message:
+    """Say whether the forward pass is to blame for a wrong gradient."""
+    if forward_is_right:
+        extra = ("forward", "yours is right; this gradient is wrong even for it")
+    else:
+        used = exercise.uses[0] if exercise.uses else "your forward pass"
+        extra = ("forward", f"yours is not the reference's either: mend {used} first")
+    place = len(message.rows) - 1
+    return Message(message.headline, (*message.rows[:place], extra, *message.rows[place:]))
+
+
+def not_your_forward(exercise: Exercise) -> Message:
+    """A note on a gradient that is the textbook's while the learner's forward is another."""
+    used = exercise.uses[0] if exercise.uses else "your forward pass"
+    return Message(
+        "agrees with ours, but not with your own forward pass",
+        (("next", f"Nothing to mend here; check {used}"),),
+    )
+
+
 def form(
     exercise: Exercise,
     criterion: Criterion,

@@ -105,7 +105,9 @@ def new_round(course: Course, lesson: str, seed: int | None = None) -> Round:
     exercises = course.exercises_of(lesson)
     needs_torch(exercises.values())
     seed = secrets.randbits(63) if seed is None else seed
-    fresh = lessons.all_cases(lessons.References(solved), exercises.values(), seed, hidden=True)
+    fresh = lessons.all_cases(
+        lessons.References(solved, course), exercises.values(), seed, hidden=True
+    )
     release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
     return Round(lesson, release, exercises, course.bank(lesson) + fresh, written, seed)

@@ -7,12 +7,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autograder import explain
-from autograder.compare import ABSENT, form_of, outcomes_agree, same_form
+from autograder.compare import (
+    ABSENT,
+    agree,
+    form_of,
+    outcomes_agree,
+    same_form,
+    tolerance_of,
+)
 from autograder.exercise import Case, Criterion, Exercise, Failure, Mistake, Outcome
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, DIED = "raised", "timed out", "died"
-NOT_CHECKED, GRADER_FAULT = "not checked", "grader fault"
+NOT_CHECKED, GRADER_FAULT, INHERITED = "not checked", "grader fault", "inherited"
+
+OWN_TOLERANCE = 1e-5  # of central differences; a wrong gradient is off by far more
 
 BLANK = Failure("raised", "NotImplementedError")
 
@@ -108,8 +117,29 @@ class _Judged:
                 self.wrong.append(case)
 
     def matches(self, case: Case, predicted: Outcome) -> bool:
-        return outcomes_agree(
-            predicted, self.outcome[case.id], self.criterion.outputs, self.criterion.tolerance
+        tolerance = tolerance_of(self.criterion, case)
+        return outcomes_agree(predicted, self.outcome[case.id], self.criterion.outputs, tolerance)
+
+    @property
+    def ran(self) -> list[Case]:
+        return [case for case in self.cases if not self.outcome[case.id].failure]
+
+    @property
+    def forward_is_right(self) -> bool:
+        """Whether the learner's own forward, as the evidence shows it, is the reference's."""
+        names = self.criterion.forward
+        return all(
+            outcomes_agree(case.expected, self.outcome[case.id], names, self.criterion.tolerance)
+            for case in self.ran
+        )
+
+    @property
+    def fits_own_forward(self) -> bool:
+        """Whether a backward pass agrees with central differences of the learner's own forward."""
+        return bool(self.ran) and all(
+            agree(got.outputs.get(evidence, ABSENT), got.outputs.get(name, ABSENT), OWN_TOLERANCE)
+            for got in (self.outcome[case.id] for case in self.ran)
+            for name, evidence in self.criterion.own.items()
         )
 
     @property
@@ -119,7 +149,8 @@ class _Judged:
         if len(self.blank) == len(self.cases):
             return NOT_ATTEMPTED
         if self.wrong:
-            return FAILED
+            inherited = self.criterion.own and self.fits_own_forward and not self.forward_is_right
+            return INHERITED if inherited and not self.stopped else FAILED
         if self.stopped:
             first = self.outcome[self.stopped[0].id].failure
             return first.kind if first and first.kind != "returned" else FAILED
@@ -147,10 +178,18 @@ def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]
     if judged.verdict not in (FAILED, RAISED):
         return []
     fitting = [m for m in exercise.mistakes if judged.explained_by(m)]
+    if not fitting and exercise.uses:
+        fitting = [m for m in _of_earlier(judged) if judged.explained_by(m)]
     if not fitting and judged.criterion.kind == "stability" and _only_noise(judged, everything):
         return [m for m in exercise.mistakes if m.at == judged.criterion.name]
     reach = {m.name: sum(other.predicts(m) for other in everything) for m in fitting}
     return [m for m in fitting if reach[m.name] == max(reach.values())]
+
+
+def _of_earlier(judged: _Judged) -> list[Mistake]:
+    """The mistakes of earlier exercises that show here: right on top of something faulty."""
+    labels = {label for case in judged.cases for label in case.mistakes if ":" in label}
+    return [explain.earlier_mistake(label, judged.criterion.name) for label in sorted(labels)]
 
 
 def _only_noise(judged: _Judged, everything: list[_Judged]) -> bool:
@@ -176,9 +215,14 @@ def _values_result(
         mistakes = []  # too many to tell apart: facts only
     if len(mistakes) == 1 and mistakes[0].not_attempted:
         verdict = NOT_ATTEMPTED
+    if mistakes and all(":" in m.name for m in mistakes):
+        verdict = INHERITED
     passing = [j.criterion.name for j in everything if j.verdict == PASSED]
     if verdict == PASSED:
-        message = explain.Message()
+        odd = criterion.own and not judged.fits_own_forward
+        message = explain.not_your_forward(exercise) if odd else explain.Message()
+    elif verdict == INHERITED and not mistakes:
+        message = explain.inherited(exercise, criterion, judged.wrong, judged.outcome)
     elif verdict == GRADER_FAULT:
         message = explain.grader_fault(f"the criterion “{criterion.name}” has no cases")
     else:
@@ -188,6 +232,8 @@ def _values_result(
         message = explain.criterion(
             exercise, criterion, troubled, fine, judged.outcome, mistakes, passing
         )
+        if criterion.own and judged.wrong and not mistakes:
+            message = explain.with_forward(message, exercise, judged.forward_is_right)
     return CriterionResult(
         criterion.name,
         criterion.line,

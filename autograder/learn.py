@@ -6,13 +6,13 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autograder import course as courses
 from autograder import display, explain
 from autograder.course import UserError
-from autograder.drive import outcome
+from autograder.drive import outcome_of
 from autograder.exercise import Case, Exercise, Outcome
 from autograder.judge import (
     GRADER_FAULT,
@@ -45,7 +45,7 @@ def check(exercise: Callable[..., Any] | type | str) -> float:
         _show(f"{name} needs torch, which is not installed: pip install torch", None)
         return 0.0
     try:
-        result, captured = check_object(found, courses.current().bank(lesson), learners)
+        result, captured = check_object(found, courses.current().bank(lesson), learners, namespace)
     except Exception as error:
         result, captured = fault(found, f"{type(error).__name__}: {error}"), ""
     _rungs[name] = max((c.rung for c in result.criteria if c.mistakes), default=1)
@@ -54,16 +54,23 @@ def check(exercise: Callable[..., Any] | type | str) -> float:
 
 
 def check_object(
-    exercise: Exercise, cases: list[Case], learners: Any
+    exercise: Exercise,
+    cases: list[Case],
+    learners: Any,
+    namespace: Mapping[str, Any] | None = None,
 ) -> tuple[ExerciseResult, str]:
-    """Judge an object on the bank's cases, in this process; also what it printed meanwhile."""
+    """Judge an object on the bank's cases, in this process; also what it printed meanwhile.
+
+    `namespace` is where the earlier exercises that it uses are found.
+    """
+    uses = {name: (namespace or {}).get(name) for name in exercise.uses}
     own = [case for case in cases if case.exercise == exercise.name]
     outcomes: dict[str, Outcome] = {}
     if learners is None:
         return judge(exercise, own, outcomes), ""
     with _quiet() as captured:
         for case in own:
-            outcomes[case.id] = outcome(exercise.criterion(case.criterion), learners, case.inputs)
+            outcomes[case.id] = outcome_of(case, exercise, learners, uses)
     return judge(exercise, own, outcomes), captured.getvalue()[:4000]
 
 
@@ -113,7 +120,8 @@ def progress() -> None:
             continue
         lines.append(lesson)
         for exercise in exercises.values():
-            result, _ = check_object(exercise, course.bank(lesson), namespace.get(exercise.name))
+            learners = namespace.get(exercise.name)
+            result, _ = check_object(exercise, course.bank(lesson), learners, namespace)
             earned, total = earned + result.earned, total + result.points
             mark = {PASSED: "✓", NOT_ATTEMPTED: "·"}.get(result.verdict, "✗")
             score = f"{display.points(result.earned)}/{display.points(result.points)}"

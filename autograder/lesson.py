@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import nbformat
@@ -19,8 +20,8 @@ from nbformat.notebooknode import NotebookNode
 from autograder import course as courses
 from autograder.compare import outcomes_agree, same_form
 from autograder.course import Course, UserError
-from autograder.drive import outcome
-from autograder.exercise import Case, Exercise, Mistake
+from autograder.drive import outcome, takes_dtype
+from autograder.exercise import Case, Criterion, Exercise, Mistake, Outcome
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 CODE_KINDS = ("setup", "given", "exercise", "demo")
@@ -234,8 +235,9 @@ def notebook_text(notebook: NotebookNode) -> str:
 class References:
     """The solved exercises of a lesson as live objects, and their patched variants."""
 
-    def __init__(self, lesson: Lesson) -> None:
+    def __init__(self, lesson: Lesson, course: Course | None = None) -> None:
         self.lesson = lesson
+        self.course = course
         self._base: dict[str, Any] | None = None
 
     def _namespace(self) -> dict[str, Any]:
@@ -253,11 +255,18 @@ class References:
                         ) from None
         return dict(self._base)
 
-    def load(self, exercise: str, source: str | None = None) -> Any:
-        """The reference, or what another source defines under the same name."""
+    def load(
+        self, exercise: str, source: str | None = None, replaced: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The reference, or what another source defines under the same name.
+
+        `replaced` puts other objects in place of what the exercise uses.
+        """
         namespace = self._namespace()
-        if source is None:
+        if source is None and not replaced:
             return namespace[exercise]
+        namespace |= replaced or {}
+        source = source or self.lesson.source(exercise)
         try:
             exec(compile(source, f"<{exercise}>", "exec"), namespace)
         except SyntaxError as error:
@@ -265,6 +274,17 @@ class References:
                 f"{exercise}: a variant does not compile: {error}:\n{source}"
             ) from None
         return namespace[exercise]
+
+    def uses(self, exercise: Exercise) -> dict[str, Any]:
+        """The references of the earlier exercises that this one uses."""
+        namespace = self._namespace()
+        missing = [name for name in exercise.uses if name not in namespace]
+        if missing:
+            raise LessonError(
+                f"{self.lesson.name}: {exercise.name} uses {missing[0]}, which no exercise or "
+                f"given cell of the lesson defines."
+            )
+        return {name: namespace[name] for name in exercise.uses}
 
     def mistaken(self, exercise: Exercise, mistake: Mistake) -> Any:
         """The reference with a mistake patched in; raises LessonError where it does not apply."""
@@ -287,6 +307,23 @@ class References:
             source = source.replace(old, new)
         return source
 
+    def faulty_uses(
+        self, exercise: Exercise, uses: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """The reference on top of each mistake of an earlier exercise that it uses."""
+        found: dict[str, tuple[Any, dict[str, Any]]] = {}
+        if self.course is None:
+            return found
+        for name in exercise.uses:
+            earlier, used = self.course.find(name)
+            here = earlier == self.lesson.name
+            home = self if here else References(read(self.course, earlier), self.course)
+            for mistake in used.mistakes:
+                with_uses = {**uses, name: home.mistaken(used, mistake)}
+                obj = self.load(exercise.name, replaced=with_uses)
+                found[f"{name}:{mistake.name}"] = (obj, with_uses)
+        return found
+
     def variant(self, exercise: Exercise, name: str) -> Any:
         return self.load(exercise.name, dedented(exercise.variants[name]))
 
@@ -298,34 +335,82 @@ def make_cases(
     hidden: bool = False,
 ) -> list[Case]:
     """The cases of every criterion with the reference's and each mistake's outcomes."""
+    uses = references.uses(exercise)
     reference = references.load(exercise.name)
-    mistaken = {m.name: references.mistaken(exercise, m) for m in exercise.mistakes}
+    others = {m.name: (references.mistaken(exercise, m), uses) for m in exercise.mistakes}
+    others |= references.faulty_uses(exercise, uses)
     made = []
     for criterion in exercise.criteria:
         if criterion.cases is None:
             continue
         noise = {m.name for m in exercise.mistakes
                  if criterion.kind == "stability" and m.at == criterion.name}  # fmt: skip
-        for name, raw in criterion.cases(rng).items():
-            inputs = courses.plain_inputs(raw)
-            expected = outcome(criterion, reference, inputs)
+        dtypes = criterion.dtypes if takes_dtype(criterion) else ("",)
+        for (name, raw), dtype in product(criterion.cases(rng).items(), dtypes):
+            inputs = courses.plain_inputs(rounded(raw, dtype))
+            expected = exact(criterion, reference, inputs, uses, dtype)
             if expected.failure:
                 raise LessonError(
                     f"{exercise.name}: the reference fails on the case {name!r} of "
                     f"{criterion.name!r}: {expected.failure.type} {expected.failure.message}"
                 )
-            others = {}
-            for label, obj in mistaken.items():
-                got = outcome(criterion, obj, inputs)
-                names = expected.outputs.keys() | got.outputs.keys()
-                alike = outcomes_agree(expected, got, names, 1e-9) and all(
-                    same_form(expected.outputs[n], got.outputs[n])
-                    for n in expected.outputs.keys() & got.outputs.keys()
-                )
-                if not alike and label not in noise:
-                    others[label] = got
-            made.append(Case(exercise.name, criterion.name, name, inputs, expected, others, hidden))
+            different = {}
+            for label, (obj, with_uses) in others.items():
+                got = exact(criterion, obj, inputs, with_uses, dtype)
+                if label not in noise and not _alike(expected, got):
+                    different[label] = got
+            label = name if len(dtypes) == 1 else f"{name} {dtype}"
+            home = (exercise.name, criterion.name, label)
+            made.append(Case(*home, inputs, expected, different, hidden, dtype))
     return made
+
+
+def rounded(inputs: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Inputs rounded to a dtype, so that what is left of a difference is the code's own."""
+    if dtype not in ("float16", "bfloat16", "float32", "autocast"):
+        return dict(inputs)
+    import torch
+
+    kind = getattr(torch, dtype) if dtype != "autocast" else torch.float32
+    return {
+        name: torch.tensor(value).to(kind).double().numpy()
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def exact(
+    criterion: Criterion, obj: Any, inputs: Mapping[str, Any], uses: Mapping[str, Any], dtype: str
+) -> Outcome:
+    """What an object returns in a dtype, with the values that float64 gives: no rounding noise in
+    the bank. What overflows or is undefined in the dtype stays so."""
+    got = outcome(criterion, obj, inputs, uses, dtype or "float32")
+    if criterion.own:  # evidence about the learner's own forward: nothing to compare it with
+        evidence = set(criterion.own.values())
+        kept = {name: value for name, value in got.outputs.items() if name not in evidence}
+        got = replace(got, outputs=kept)
+    if dtype in ("", "float64") or got.failure:
+        return got
+    sharp = outcome(criterion, obj, inputs, uses, "float64")
+    if sharp.failure:
+        return got
+    outputs = {}
+    for name, value in got.outputs.items():
+        better = sharp.outputs.get(name, value)
+        known = value.array is not None and better.array is not None
+        if known and better.shape == value.shape and np.isfinite(value.array).all():  # type: ignore[arg-type]
+            value = replace(value, array=better.array)
+        outputs[name] = value
+    return Outcome(outputs)
+
+
+def _alike(expected: Outcome, got: Outcome) -> bool:
+    names = expected.outputs.keys() | got.outputs.keys()
+    both = expected.outputs.keys() & got.outputs.keys()
+    return outcomes_agree(expected, got, names, 1e-9) and all(
+        same_form(expected.outputs[name], got.outputs[name]) for name in both
+    )
 
 
 def all_cases(

@@ -72,17 +72,34 @@ def take(result: Any, *names: str) -> tuple[Any, ...]:
     return tuple(result)
 
 
+def numeric_gradient(f: Callable[[Any], Any], x: Any, dout: Any, h: float = 1e-5) -> np.ndarray:
+    """The gradient of sum(dout * f(x)) by central differences, in float64: x's shape."""
+    x = np.array(x, dtype=float)
+    gradient = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
+        ahead, behind = x.copy(), x.copy()
+        ahead[index] += h
+        behind[index] -= h
+        change = np.asarray(f(ahead), dtype=float) - np.asarray(f(behind), dtype=float)
+        gradient[index] = (change * dout).sum() / (2 * h)
+    return gradient
+
+
 def run_probe(
-    probe: Callable[..., Any], learners: Any, inputs: Mapping[str, Any], where: Mapping[str, str]
+    probe: Callable[..., Any],
+    learners: Any,
+    inputs: Mapping[str, Any],
+    also: Mapping[str, Any],
 ) -> tuple[dict[str, Value], dict[str, Any] | None]:
     """Drive the learner's object with one probe: captured outputs, or why there are none.
 
-    `where` holds device and dtype for a torch probe and is empty otherwise. Every input array is
-    a fresh copy. Nothing that the learner's code raises gets out, KeyboardInterrupt aside.
+    `also` holds device and dtype for a torch probe, and the earlier exercises that the probe
+    asks for. Every input array is a fresh copy. Nothing that the learner's code raises gets out,
+    KeyboardInterrupt aside.
     """
     fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
     try:
-        returned = probe(learners, **where, **fresh)
+        returned = probe(learners, **also, **fresh)
         return {name: capture(obj) for name, obj in returned.items() if obj is not None}, None
     except KeyboardInterrupt:
         raise

@@ -136,7 +136,7 @@ def main() -> None:
         if task["exercise"] not in namespace:
             say(event="task done", index=index, missing=True)
             continue
-        outputs, failure, captured = run_task(task, namespace[task["exercise"]], values)
+        outputs, failure, captured = run_task(task, namespace, values)
         say(event="task done", index=index, outputs=outputs, failure=failure, captured=captured)
     say(event="end")
     out.close()
@@ -157,10 +157,22 @@ def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, An
     return captured.getvalue(), described
 
 
-def run_task(task: dict[str, Any], learners: Any, values: types.ModuleType) -> tuple[Any, Any, str]:
+def run_task(
+    task: dict[str, Any], namespace: dict[str, Any], values: types.ModuleType
+) -> tuple[Any, Any, str]:
     import numpy
 
-    scope: dict[str, Any] = {"np": numpy, "take": values.take}
+    learners = namespace[task["exercise"]]
+    missing = [name for name in task["uses"] if name not in namespace]
+    if missing:
+        failure = values.described_exception(NameError(f"name {missing[0]!r} is not defined"))
+        return {}, failure, ""
+    also = task["where"] | {name: namespace[name] for name in task["uses"]}
+    scope: dict[str, Any] = {
+        "np": numpy,
+        "take": values.take,
+        "numeric_gradient": values.numeric_gradient,
+    }
     exec(task["probe"], scope)
     probe = scope[task["probe_name"]]
     inputs = {name: read_input(data, values) for name, data in task["inputs"].items()}
@@ -172,7 +184,7 @@ def run_task(task: dict[str, Any], learners: Any, values: types.ModuleType) -> t
         numpy.errstate(all="ignore"),
     ):
         try:
-            outputs, failure = values.run_probe(probe, learners, inputs, task["where"])
+            outputs, failure = values.run_probe(probe, learners, inputs, also)
         except KeyboardInterrupt as interrupt:
             outputs, failure = {}, values.described_exception(interrupt)
     written = {name: values.to_json(value) for name, value in outputs.items()}

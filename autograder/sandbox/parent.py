@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autograder.drive import where_of
+from autograder.drive import asked_for
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.values import PLAIN_TYPES, from_json, to_json
 
@@ -109,7 +109,8 @@ def _task(case: Case, exercise: Exercise) -> dict[str, Any]:
         "probe": textwrap.dedent(inspect.getsource(criterion.probe)),
         "probe_name": criterion.probe.__name__,
         "inputs": {name: to_json(value) for name, value in case.inputs.items()},
-        "where": where_of(criterion),
+        "where": asked_for(criterion, dtype=case.dtype or "float32", device=case.device),
+        "uses": list(asked_for(criterion, **dict.fromkeys(exercise.uses))),
     }
 
 
