@@ -60,6 +60,33 @@ def build(course: Course, check: bool = False) -> list[str]:
     return problems
 
 
+def report(course: Course) -> list[str]:
+    """How well the bank names its own mistakes, as lines; the last one reads
+    `named uniquely: NN%`."""
+    counts = dict.fromkeys(("in the bank", "named uniquely", "as declared ties", "not named"), 0)
+    for name in course.lessons:
+        cases = course.bank(name)
+        references = References(read(course, name), course)
+        for exercise in course.exercises_of(name).values():
+            own = [case for case in cases if case.exercise == exercise.name]
+            uses = references.uses(exercise)
+            for mistake in exercise.mistakes:
+                learners = references.mistaken(exercise, mistake)
+                outcomes = {c.id: outcome_of(c, exercise, learners, uses) for c in own}
+                result = judge(exercise, own, outcomes)
+                named = next(c.mistakes for c in result.criteria if c.name == mistake.at)
+                counts["in the bank"] += 1
+                if named == (mistake.name,):
+                    counts["named uniquely"] += 1
+                elif mistake.name in named:
+                    counts["as declared ties"] += 1
+                else:
+                    counts["not named"] += 1
+    share = 100 * counts["named uniquely"] / max(counts["in the bank"], 1)
+    lines = [f"{label:<18} {many:>5}" for label, many in counts.items()]
+    return [*lines, f"named uniquely: {share:.0f}%"]
+
+
 def _sync(path: Path, text: str, check: bool, same) -> list[str]:  # type: ignore[no-untyped-def]
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     if old and same(old, text):

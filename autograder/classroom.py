@@ -47,9 +47,11 @@ CONFIG = """\
 from nbgrader import preprocessors as its
 
 from autograder.classroom import Judge, Repair
+from autograder.lesson import STUB
 
 c = get_config()  # noqa: F821
 c.CourseDirectory.course_id = "normalization"
+c.ClearSolutions.code_stub = {"python": STUB}
 c.Autograde.sanitize_preprocessors = [
     Repair,
     its.ClearOutput,
@@ -141,8 +143,8 @@ def seed(folder: Path, name: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _round(course: Course, name: str, number: int) -> Round:
-    return grade.new_round(course, name, number)
+def _round(course: Course, name: str, number: int, device: str = "cpu") -> Round:
+    return grade.new_round(course, name, number, device)
 
 
 # ---- nbgrader's preprocessors --------------------------------------------------------------
@@ -216,27 +218,43 @@ def show(nb: NotebookNode, result: Result) -> None:
 
 
 def submissions(folder: Path, course: Course) -> list[Submission]:
-    """What lies in submitted/<learner>/<lesson>/, renamed and stray files included."""
+    """What lies in submitted/<learner>/<lesson>/, renamed and stray files included, and what lies
+    beside these places: nobody is skipped in silence, an empty folder aside."""
     found = []
-    places = sorted(p for p in (folder / "submitted").glob("*/*") if p.is_dir())
-    if not places:
+    root = folder / "submitted"
+    people = sorted(p for p in root.glob("*") if not p.name.startswith("."))
+    for person in people:
+        if person.is_symlink() or not person.is_dir():
+            if person.is_symlink() or person.suffix.lower() == ".ipynb":
+                found.append(Submission(person.stem, person))
+            continue
+        inside = sorted(p for p in person.iterdir() if not p.name.startswith("."))
+        places = [p for p in inside if p.is_dir() or p.is_symlink()]
+        loose = [p for p in inside if p not in places and p.suffix.lower() == ".ipynb"]
+        found += [Submission(person.name, file) for file in loose]
+        for place in places:
+            found += _in_place(place, course)
+        if inside and not loose and not places:
+            found.append(Submission(person.name, person))
+    if not found:
         raise UserError(
-            f"There is nothing in {folder / 'submitted'}: submissions lie in "
+            f"There is nothing in {root}: submissions lie in "
             "submitted/<learner>/<lesson>/<lesson>.ipynb."
         )
-    for place in places:
-        learner, name = place.parent.name, place.name
-        known = name if name in course.lessons else ""
-        files = sorted(p for p in place.iterdir() if p.suffix.lower() == ".ipynb")
-        exact = [p for p in files if p.name == f"{name}.ipynb"]
-        strays = tuple(p for p in files if p not in exact) if exact else ()
-        if exact:
-            found.append(Submission(learner, exact[0], known, strays))
-        elif files:
-            found += [Submission(learner, file, known) for file in files]
-        else:
-            found.append(Submission(learner, place / f"{name}.ipynb", known))
     return found
+
+
+def _in_place(place: Path, course: Course) -> list[Submission]:
+    """What lies in one submitted/<learner>/<lesson>/."""
+    learner, name = place.parent.name, place.name
+    known = name if name in course.lessons else ""
+    if place.is_symlink():
+        return [Submission(learner, place, known)]
+    files = sorted(p for p in place.iterdir() if p.suffix.lower() == ".ipynb")
+    exact = [p for p in files if p.name == f"{name}.ipynb"]
+    if exact:
+        return [Submission(learner, exact[0], known, tuple(p for p in files if p not in exact))]
+    return [Submission(learner, file, known) for file in files or [place]]
 
 
 def grade_works(
@@ -245,17 +263,24 @@ def grade_works(
     works: Sequence[Work],
     jobs: int | None = None,
     tell: Callable[[Result], None] = lambda result: None,
+    device: str = "cpu",
 ) -> list[Result]:
     """Grade, then fill the gradebook and autograded/, one submission after the other."""
     config = _config(folder)
     names = sorted({work.lesson for work in works if work.notebook is not None})
     for name in names:
         _registered(folder, config, name)
-    rounds = {name: _round(course, name, seed(folder, name)) for name in names}
+    rounds = {name: _round(course, name, seed(folder, name), device) for name in names}
     results = grade.grade_all(works, course, jobs=jobs, tell=tell, rounds=rounds)
     for result in results:
         if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
-            _record(folder, config, result)
+            try:
+                _record(folder, config, result)
+            except Exception as error:  # one submission's trouble is not the class's
+                what = " ".join(str(error).split())[:200]
+                result.status = grade.NEEDS_PERSON
+                kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+                result.reason = f"not in the gradebook: {kind}{what}"
     return results
 
 
@@ -280,9 +305,14 @@ def _registered(folder: Path, config: Config, name: str) -> None:
 
 def _record(folder: Path, config: Config, result: Result) -> None:
     """Run nbgrader's own preprocessors on a graded submission, with our result in their midst."""
+    if not _plain(result.learner):
+        raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
     directory = CourseDirectory(config=config)
     source = Path(directory.format_path("submitted", result.learner, result.lesson))
-    timestamp = directory.get_existing_timestamp(str(source))
+    try:
+        timestamp = directory.get_existing_timestamp(str(source))
+    except Exception:  # nbgrader's own message breaks on the way
+        raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
     with Gradebook(directory.db_url, directory.course_id) as gradebook:
         gradebook.update_or_create_student(result.learner)
         known = {"timestamp": timestamp} if timestamp else {}
@@ -303,6 +333,11 @@ def _record(folder: Path, config: Config, result: Result) -> None:
     grade.write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
     if timestamp:
         grade.write_beside(target / "timestamp.txt", (source / "timestamp.txt").read_text())
+
+
+def _plain(learner: str) -> bool:
+    """Whether nbgrader keeps this learner apart from others: it takes names for glob patterns."""
+    return not any(c in "*?[\n" or "\ud800" <= c <= "\udfff" for c in learner)
 
 
 def write_feedback(folder: Path, results: Sequence[Result]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Check your work, get hints, and grade classes: the normalization course's autograder.",
 )
+INTERRUPTED = "Interrupted. What was graded is saved; run the same command again."
 ExerciseName = Annotated[str, typer.Argument(metavar="EXERCISE", help="batchnorm_forward")]
 
 
 def main() -> None:
     """Run the command; a user's mistake is a sentence and exit code 2, never a traceback."""
+    with contextlib.suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # children and folders go, too
     try:
         app()
     except UserError as error:
@@ -38,7 +43,7 @@ def main() -> None:
         print(f"Cannot read or write{where}: {error.strerror}.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Interrupted. What was graded is saved; run the same command again.", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         sys.exit(130)
 
 
@@ -52,7 +57,12 @@ def say(text: str) -> None:
                              ("”", '"'), ("²", "^2"), ("−", "-")):  # fmt: skip
             text = text.replace(fancy, plain)
         text = text.encode(encoding, "replace").decode(encoding)
-    print(text)
+    print(text, flush=True)
+
+
+def one_line(name: str) -> str:
+    """A name or path for the terminal: no line ends, control or direction characters in it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 # ---- learners ------------------------------------------------------------------------------
@@ -79,13 +89,13 @@ def start(
         else:
             shutil.copyfile(course.notebooks / f"{lesson}.ipynb", target)
             say(f"written {target}")
-    say(f"Open it with: jupyter lab {folder}")
+    say(f"next: autograder check {target}" if script else f"next: jupyter lab {folder}")
 
 
 @app.command()
 def check(
     notebook: Annotated[Path, typer.Argument(help="your notebook, or a percent script of it")],
-    exercise: Annotated[str | None, typer.Argument(help="only this exercise")] = None,
+    exercises: Annotated[list[str] | None, typer.Argument(help="only these exercises")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the result as JSON")] = False,
 ) -> None:
     """Check a notebook's exercises. Exit code 0 if all passed, 1 if not."""
@@ -95,17 +105,21 @@ def check(
     if not notebook.exists():
         raise UserError(f"There is no notebook {notebook}.")
     read = grade.read_notebook(notebook)
-    if exercise:
-        lesson, _ = course.find(exercise)
+    wanted = exercises or []
+    if wanted:
+        lessons = {course.find(name)[0] for name in wanted}
+        if len(lessons) > 1:
+            raise UserError(f"{' and '.join(wanted)} are of different lessons: check one of them.")
+        lesson = lessons.pop()
     else:
         lesson = grade.lesson_of(read, notebook.stem, course)
         if not lesson:
             raise UserError(f"{notebook} holds no exercise of this course.")
-    result = grade.check_notebook(read, course, lesson, exercise)
+    result = grade.check_notebook(read, course, lesson, wanted)
     if as_json:
         print(json.dumps(result.as_dict(), indent=1))
     else:
-        for line in result.repairs:
+        for line in result.repairs if notebook.suffix == ".ipynb" else ():
             say(f"note: {line}")
         for found in result.exercises:
             say(display.text(found) + "\n")
@@ -131,6 +145,12 @@ def solution(exercise: ExerciseName) -> None:
     from autograder import lesson as lessons
 
     course = courses.current()
+    course.solved("")  # says so where there is no checkout
+    for name in course.lessons:
+        for cell in lessons.read(course, name).cells:
+            if cell.kind == "written" and cell.name == exercise:
+                say(lessons.without_markers(cell.source))
+                return
     lesson, found = course.find(exercise)
     say(lessons.read(course, lesson).source(exercise))
     if found.solution_note:
@@ -159,6 +179,7 @@ def grade(
     seed: Annotated[int | None, typer.Option(help="repeat a round of plain folders")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="at a time; default: the cores")] = None,
     feedback: Annotated[bool, typer.Option(help="also write feedback pages (classroom)")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for torch exercises")] = "auto",
     new_round: Annotated[bool, typer.Option(help="begin a new round (classroom)")] = False,
 ) -> None:
     """Grade submissions, each in a process of its own, and write the results."""
@@ -187,15 +208,22 @@ def grade(
             grading.write_results([result], target)  # at once: an interrupted run loses nothing
             bar.advance(task)
             if not console.is_terminal:
-                print(f"  {result.learner:<24} {result.total:<26} {result.status}", flush=True)
+                say(f"  {one_line(result.learner):<24} {result.total:<26} {result.status}")
 
-        if rooms:
-            results = classrooms.grade_works(rooms[0], course, works, jobs, tell)
-        else:
-            results = grading.grade_all(works, course, seed, jobs, tell=tell)
+        try:
+            if rooms:
+                results = classrooms.grade_works(rooms[0], course, works, jobs, tell, device)
+                # some turned out only now, on their way into the gradebook
+                late = [result for result in results if result.status == grading.NEEDS_PERSON]
+                grading.write_results(late, target)
+            else:
+                results = grading.grade_all(works, course, seed, jobs, tell=tell, device=device)
+        except KeyboardInterrupt:  # typer would end in silence
+            print(INTERRUPTED, file=sys.stderr)
+            raise typer.Exit(130) from None
+    _summarize(results, target)
     if rooms and feedback:
         classrooms.write_feedback(rooms[0], results)
-    _summarize(results, target)
 
 
 def _summarize(results: list, target: Path) -> None:  # type: ignore[type-arg]
@@ -204,7 +232,7 @@ def _summarize(results: list, target: Path) -> None:  # type: ignore[type-arg]
     people = [r for r in results if r.status == grading.NEEDS_PERSON]
     mended = [r for r in results if r.status == grading.REPAIRED]
     for result in people:
-        say(f"needs a person: {result.learner} ({result.file}): {result.reason}")
+        say(one_line(f"needs a person: {result.learner} ({result.file}): {result.reason}"))
     say(f"{len(results) - len(people)} graded ({len(mended)} of them repaired), "
         f"{len(people)} need a person")  # fmt: skip
     say(f"results: {target / 'results'}")
@@ -241,10 +269,15 @@ def demo(
 @app.command()
 def build(
     check: Annotated[bool, typer.Option("--check", help="write nothing, only compare")] = False,
+    report: Annotated[bool, typer.Option("--report", help="how many mistakes are named")] = False,
 ) -> None:
     """Build the learner notebooks and the case bank from solutions/ and exercises/."""
     from autograder import build as builder
 
+    if report:
+        for line in builder.report(courses.current()):
+            say(line)
+        return
     course = courses.current()
     course.solved("")  # says so where there is no checkout
     problems = builder.build(course, check)

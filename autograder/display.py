@@ -25,6 +25,9 @@ def text(result: ExerciseResult, captured: str = "") -> str:
         lines.append("  " + _summary(criterion))
     for criterion in told(result):
         lines += ["", *block(result.name, criterion)]
+    for note in result.notes:
+        lines += ["", *textwrap.wrap(f"note: {note}", COLUMNS - 2, initial_indent="  ",
+                                     subsequent_indent="        ")]  # fmt: skip
     if captured:
         lines += ["", "  printed while checking:"]
         lines += ["    " + line[: COLUMNS - 4] for line in captured.rstrip().split("\n")[:8]]
@@ -39,10 +42,13 @@ def told(result: ExerciseResult) -> list[CriterionResult]:
     for criterion in result.criteria:
         if not criterion.message.rows:
             continue
-        causes = [(c.mistakes, c.verdict) for c in shown]
-        if (criterion.mistakes, criterion.verdict) in causes and (
-            criterion.mistakes or criterion.verdict != FAILED
+        causes = [(c.mistakes or c.pair, c.verdict) for c in shown]
+        cause = criterion.mistakes or criterion.pair
+        if criterion.message.headline.startswith(("returned ", "raised ")) and any(
+            c.message.headline == criterion.message.headline for c in shown
         ):
+            continue
+        if (cause, criterion.verdict) in causes and (cause or criterion.verdict != FAILED):
             continue
         shown.append(criterion)
     return shown
@@ -114,6 +120,7 @@ def as_html(result: ExerciseResult, captured: str = "") -> str:
             f"<details{opened}><summary>{html.escape(lines[0])}</summary>"
             f"<pre>{html.escape(chr(10).join(lines[1:]))}</pre></details>"
         )
+    parts += [f"<div>note: {html.escape(note)}</div>" for note in result.notes]
     if captured:
         parts.append(
             "<details><summary>printed while checking</summary>"

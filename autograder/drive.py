@@ -44,8 +44,8 @@ def outcome(
             text = f"name {name!r} is not defined: run its cell first"
             return Outcome(failure=Failure("raised", "NameError", text))
     with np.errstate(all="ignore"):
-        outputs, failure = run_probe(criterion.probe, learners, inputs, also)
-    return Outcome(outputs, Failure(**failure) if failure else None)
+        outputs, failure, operations = run_probe(criterion.probe, learners, inputs, also)
+    return Outcome(outputs, Failure(**failure) if failure else None, tuple(operations))
 
 
 def outcome_of(

@@ -44,6 +44,9 @@ class Criterion:
     # forward by central differences; `forward` names the evidence that shows that forward's result
     own: Mapping[str, str] = field(default_factory=dict)
     forward: tuple[str, ...] = ()
+    # whether the probe also makes sense on torch's meta device (no values, only shapes): a dry
+    # run there finds most faults that only a GPU would show, and gives advice, never a verdict
+    meta: bool = False
 
     @property
     def line(self) -> str:
@@ -115,6 +118,7 @@ class Failure:
     type: str = ""  # the exception's type
     message: str = ""  # for the instructor only, when the case is hidden
     line: int = 0  # line within the learner's code, 0 where unknown
+    code: str = ""  # that line
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class Outcome:
 
     outputs: Mapping[str, Value] = field(default_factory=dict)
     failure: Failure | None = None
+    operations: tuple[str, ...] = ()  # that torch dispatched: aten.native_batch_norm.default
 
 
 @dataclass(frozen=True, eq=False)

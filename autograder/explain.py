@@ -37,7 +37,6 @@ def criterion(
     fine: tuple[int, int],
     outcomes: Mapping[str, Outcome],
     mistakes: Sequence[Mistake],
-    passing: Sequence[str],
 ) -> Message:
     """The message for a criterion that did not pass; inputs are shown of visible cases only."""
     case = _telling(criterion, troubled, outcomes)
@@ -59,14 +58,23 @@ def criterion(
         if not case.hidden:
             label = name if len(criterion.outputs) > 1 else ""
             rows += expected_and_yours(want, have, criterion.tolerance, label)
+        agreeing = [n for n in criterion.outputs if n != name and compare.agree(
+            case.expected.outputs.get(n, compare.ABSENT),
+            outcome.outputs.get(n, compare.ABSENT), criterion.tolerance)]  # fmt: skip
         right = right or [compare.facts(want, have, criterion.tolerance)]
+        if not right[0] and agreeing:
+            right = [f"{' and '.join(agreeing[:3])} on this input"]
         follow = f'Change one thing and check again, or ask hint("{exercise.name}")'
         if case.hidden and not any(not c.hidden for c in troubled):
             right = ["every input that the check shows"]
             follow = "Is a number or a shape of the shown inputs written into the code?"
+        elif have.type == "NoneType":
+            follow = f"Does it return {exercise.returns}, and store what it should?"
+        elif have.array is None:
+            follow = "Return a numpy array of numbers, or a torch tensor in a torch exercise"
         elif have.dtype in compare.LOOSER and want.dtype == "float64":
             follow = f"You computed in {have.dtype}: keep the dtype of x, then check again"
-    right = [text for text in right if text] or [_right_elsewhere(fine, passing)]
+    right = [text for text in right if text] or [_right_elsewhere(fine)]
     rows += [("right", right[0])] if right[0] else []
     if mistakes:
         rows += [("diagnosis", " or ".join(f"{m.name}: {m.diagnosis}" for m in mistakes))]
@@ -119,6 +127,13 @@ def with_forward(message: Message, exercise: Exercise, forward_is_right: bool) -
     return Message(message.headline, (*message.rows[:place], extra, *message.rows[place:]))
 
 
+def with_pair(message: Message, one: Mistake, other: Mistake) -> Message:
+    """Add two mistakes that together would explain it: likely, not proven."""
+    text = f"looks like {one.name} together with {other.name}: {one.diagnosis}"
+    rows = [row for row in message.rows if row[0] != "next"]
+    return Message(message.headline, (*rows, ("perhaps", text), ("next", one.next)))
+
+
 def not_your_forward(exercise: Exercise) -> Message:
     """A note on a gradient that is the textbook's while the learner's forward is another."""
     used = exercise.uses[0] if exercise.uses else "your forward pass"
@@ -146,9 +161,11 @@ def form(
         follow = "Work on a copy: the caller still needs this array"
     else:
         headline = f"{name} has another form than asked for"
-        rows += [("expected", described(want)), ("yours", described(have))]
+        rows += [("expected", described(want))]
+        if not case.hidden:
+            rows += [("yours", described(have))]
         follow = "The docstring says which shape and dtype to return"
-    if have.array is not None and not name.endswith("_after"):
+    if not name.endswith("_after") and compare.agree(want, have, criterion.tolerance):
         rows += [("right", "the numbers")]
     if mistakes:
         rows += [("diagnosis", " or ".join(f"{m.name}: {m.diagnosis}" for m in mistakes))]
@@ -159,6 +176,17 @@ def form(
 def form_waits(exercise: Exercise, criterion: Criterion) -> Message:
     """The message where no values are right yet, so that form cannot be judged."""
     return Message("waits until some of the values are right")
+
+
+def delegated(exercise: Exercise, name: str) -> Message:
+    """The message where a library did what the learner should write."""
+    return Message(
+        f"{name} did the work",
+        (
+            ("right", "the values"),
+            ("next", "Write it with elementary operations: sums, means, products, roots"),
+        ),
+    )
 
 
 def grader_fault(what: str) -> Message:
@@ -217,13 +245,16 @@ def _first_difference(criterion: Criterion, case: Case, outcome: Outcome) -> tup
 def _stopped(failure: Failure, hidden: bool) -> tuple[str, list[tuple[str, str]]]:
     if failure.kind == "returned":
         return f"returned {failure.message}", []
+    if failure.type == "NotImplementedError":
+        return "not attempted yet for this input", []
     if failure.kind == "raised":
         kind = failure.type if failure.type in KNOWN_EXCEPTIONS else "an exception of its own"
-        if failure.type == "NotImplementedError":
-            return "not attempted yet for this input", []
-        where = f" (line {failure.line} of your code)" if failure.line and not hidden else ""
-        text = "" if hidden else failure.message
-        return f"raised {kind}{where}", [("error", text)] if text else []
+        if hidden:
+            return f"raised {kind}", []
+        rows = [("error", f"{kind}: {failure.message}".rstrip(": "))]
+        if failure.line:
+            rows += [("line", f"{failure.line}: {failure.code}".rstrip(": "))]
+        return f"raised {kind}", rows
     if failure.kind == "timed out":
         return "ran out of time", []
     return "the process ended", [("error", failure.message)] if failure.message else []
@@ -232,26 +263,27 @@ def _stopped(failure: Failure, hidden: bool) -> tuple[str, list[tuple[str, str]]
 def _next_for(failure: Failure, exercise: Exercise) -> str:
     if failure.kind == "returned":
         return f"End the function with: return {exercise.returns.strip('()')}"
+    if failure.type == "SyntaxError":
+        return "Mend this line and run its cell: it defines nothing until then"
     if failure.type == "NotImplementedError":
         return f'Write this part, or start with hint("{exercise.name}")'
     if failure.kind == "raised":
-        return "Call the function on this input yourself: the last line says what is wrong"
+        return "Call the function on this input yourself, and print the shapes before that line"
     if failure.kind == "timed out":
         return "Look for a loop that never ends, or that runs over far too much"
     return "Look for exit(), os._exit(), a signal or far too much memory"
 
 
-def _right_elsewhere(fine: tuple[int, int], passing: Sequence[str]) -> str:
-    """How many of the criterion's inputs are right, else which other criteria passed."""
-    if fine[0]:
-        return f"{fine[0]} of {fine[1]} inputs give the expected result"
-    return f"{' and '.join(passing[:2])} passed" if passing else ""
+def _right_elsewhere(fine: tuple[int, int]) -> str:
+    """How many of the criterion's inputs are right."""
+    return f"{fine[0]} of {fine[1]} inputs give the expected result" if fine[0] else ""
 
 
 def given(inputs: Mapping[str, object]) -> str:
     """The inputs on one or two lines: names, values, nothing longer than fits."""
     parts = []
-    for name, value in inputs.items():
+    numbers_first = sorted(inputs.items(), key=lambda item: isinstance(item[1], np.ndarray))
+    for name, value in numbers_first:
         if isinstance(value, np.ndarray):
             room = WIDTH - len(name) - 1
             parts.append(f"{name}={brief(value, room, digits=9, sep=',')}")

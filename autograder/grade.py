@@ -10,10 +10,13 @@ import json
 import os
 import re
 import secrets
+import stat
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +24,13 @@ from urllib.parse import quote
 import nbformat
 from nbformat.notebooknode import NotebookNode
 
+from autograder import delegation, devices, repair
 from autograder import lesson as lessons
-from autograder import repair
 from autograder.course import Course, UserError
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.judge import ExerciseResult, judge
 from autograder.learn import fault
+from autograder.pairs import Pairs
 from autograder.sandbox import parent
 
 GRADED, REPAIRED, NEEDS_PERSON = "graded", "repaired", "needs a person"
@@ -43,6 +47,9 @@ class Round:
     cases: list[Case]
     written: dict[str, float]  # points by hand of each written question
     seed: int
+    pairs: dict[str, Pairs] = field(default_factory=dict)
+    dry_runs: list[Case] = field(default_factory=list)  # on the meta device, for advice
+    without_gpu: list[str] = field(default_factory=list)  # exercises that one would have checked
 
     @property
     def points(self) -> float:
@@ -99,18 +106,22 @@ class Submission:
     strays: tuple[Path, ...] = ()  # files beside it that are not graded
 
 
-def new_round(course: Course, lesson: str, seed: int | None = None) -> Round:
+def new_round(course: Course, lesson: str, seed: int | None = None, device: str = "cpu") -> Round:
     """Compute the round's fresh cases beside the bank; raises UserError outside a checkout."""
     solved = lessons.read(course, lesson)
     exercises = course.exercises_of(lesson)
     needs_torch(exercises.values())
     seed = secrets.randbits(63) if seed is None else seed
-    fresh = lessons.all_cases(
-        lessons.References(solved, course), exercises.values(), seed, hidden=True
-    )
+    references = lessons.References(solved, course)
+    fresh = lessons.all_cases(references, exercises.values(), seed, hidden=True)
+    cases = course.bank(lesson) + fresh
+    pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
+    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
     release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
-    return Round(lesson, release, exercises, course.bank(lesson) + fresh, written, seed)
+    return Round(
+        lesson, release, exercises, cases + on_gpu, written, seed, pairs, dry_runs, without
+    )
 
 
 def needs_torch(exercises: Iterable[Exercise]) -> None:
@@ -129,7 +140,12 @@ def read_notebook(path: Path) -> NotebookNode:
     if path.is_symlink():
         raise UserError(f"{path.name} is a link, which grading does not follow: hand in the file")
     try:
-        if path.stat().st_size > MAX_FILE:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise UserError(f"there is no notebook (.ipynb) in the folder {path.name}")
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+            raise UserError(f"{path.name} is no ordinary file")
+        if found.st_size > MAX_FILE:
             raise UserError(f"{path.name} has more than {MAX_FILE // 10**6} MB: clear its outputs")
         raw = path.read_bytes()
     except OSError as error:
@@ -146,7 +162,12 @@ def read_notebook(path: Path) -> NotebookNode:
         data = json.loads(text)
         if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
             raise UserError(f"{path.name} is JSON, but no notebook")
-        return usable(nbformat.reads(text, as_version=4))
+        for cell in data.get("cells", []):
+            if isinstance(cell, dict) and not isinstance(cell.get("metadata"), dict):
+                cell["metadata"] = {}
+        with warnings.catch_warnings():  # nbformat tells stderr what it mends
+            warnings.simplefilter("ignore")
+            return usable(nbformat.reads(json.dumps(data), as_version=4))
     except UserError:
         raise
     except UnicodeDecodeError:
@@ -165,15 +186,27 @@ def usable(notebook: NotebookNode) -> NotebookNode:
         if cell.get("cell_type") not in ("code", "markdown", "raw"):
             continue
         source = cell.get("source", "")
-        cell["source"] = "".join(source) if isinstance(source, list) else str(source)
+        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
+        cell["source"] = source.encode("utf-8", "replace").decode()  # half a surrogate pair: "?"
         if not isinstance(cell.get("metadata"), dict):
             cell["metadata"] = nbformat.from_dict({})
+        pictures = cell.get("attachments")
+        if pictures is not None and not _are_attachments(pictures):
+            del cell["attachments"]
         if cell.cell_type == "code":
             cell["outputs"] = []
             cell["execution_count"] = None
         cells.append(cell)
     notebook.cells = cells
     return notebook
+
+
+def _are_attachments(found: Any) -> bool:
+    """Whether a cell's attachments are {name: {mime type: text}}, as nbformat wants them."""
+    return isinstance(found, dict) and all(
+        isinstance(bundle, dict) and all(isinstance(text, str) for text in bundle.values())
+        for bundle in found.values()
+    )
 
 
 def lesson_of(notebook: NotebookNode, name: str, course: Course) -> str:
@@ -203,7 +236,8 @@ def grade_notebook(
     cases = this.cases if cases is None else cases
     mended, repairs = repair.repaired(notebook, this.release)
     running = repair.to_run(mended, this.release)
-    done = parent.run([source for _, source in running], cases, this.exercises, limits)
+    every = [*cases, *this.dry_runs]
+    done = parent.run([source for _, source in running], every, this.exercises, limits)
     exercises = []
     for name, exercise in this.exercises.items():
         outcomes = dict(done.outcomes)
@@ -211,7 +245,16 @@ def grade_notebook(
             outcomes |= _why_missing(name, cases, running, done.cell_errors)
         own = [case for case in cases if case.exercise == name]
         try:
-            exercises.append(judge(exercise, own, outcomes))
+            named = delegation.found_in_source([source for _, source in running], exercise)
+            seen = {case.id: outcomes[case.id] for case in own if case.id in outcomes}
+            named = named or delegation.found_in_operations(seen, exercise)
+            result = judge(exercise, own, outcomes, named)
+            if name in this.pairs:
+                result = this.pairs[name].explained(result, outcomes)
+            dry = [done.outcomes[c.id] for c in this.dry_runs
+                   if c.exercise == name and c.id in done.outcomes]  # fmt: skip
+            notes = [devices.NO_GPU] if name in this.without_gpu else []
+            exercises.append(replace(result, notes=(*notes, *devices.advice(dry))))
         except Exception as error:  # ours, never the learner's
             exercises.append(fault(exercise, f"{type(error).__name__}: {error}"))
     faulty = [e.name for e in exercises if e.verdict == "grader fault"]
@@ -233,16 +276,28 @@ def grade_notebook(
 
 
 def check_notebook(
-    notebook: NotebookNode, course: Course, lesson: str, exercise: str | None = None
+    notebook: NotebookNode,
+    course: Course,
+    lesson: str,
+    wanted: Sequence[str] = (),
+    device: str = "auto",
 ) -> Result:
-    """Judge a notebook on the case bank alone, as `check` does; needs no solved lessons."""
+    """Judge a notebook on the case bank alone, as `check` does; needs no solved lessons (with
+    them, unexplained outputs are also compared with pairs of mistakes)."""
     exercises = course.exercises_of(lesson)
-    if exercise:
-        exercises = {exercise: exercises[exercise]}
+    if wanted:
+        exercises = {name: exercises[name] for name in wanted}
     needs_torch(exercises.values())
     release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     cases = [case for case in course.bank(lesson) if case.exercise in exercises]
-    return grade_notebook(notebook, Round(lesson, release, exercises, cases, {}, 0))
+    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
+    pairs = {}
+    if course.solutions is not None:
+        references = lessons.References(lessons.read(course, lesson), course)
+        pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
+    cases += on_gpu
+    this = Round(lesson, release, exercises, cases, {}, 0, pairs, dry_runs, without)
+    return grade_notebook(notebook, this)
 
 
 def _why_missing(
@@ -290,20 +345,29 @@ def find_submissions(paths: Iterable[Path], course: Course) -> list[Submission]:
         if not path.exists() and not path.is_symlink():
             raise UserError(f"There is no file or folder {path}.")
         if path.is_dir():
-            files = sorted(
-                p for p in path.rglob("*") if p.suffix == ".ipynb" and _ordinary(p, path)
-            )
+            files = sorted(p for p in path.rglob("*") if _handed_in(p, path))
             if not files:
                 raise UserError(f"There is no notebook (.ipynb) in {path}.")
             found += [Submission(_learner(file, path, course), file) for file in files]
+            holding = {file.relative_to(path).parts[0] for file in files}
+            found += [
+                Submission(folder.name, folder)  # so that nobody is skipped in silence
+                for folder in sorted(path.iterdir())
+                if folder.is_dir() and not folder.name.startswith((".", "__"))
+                and folder.name not in holding and any(folder.iterdir())
+            ]  # fmt: skip
         else:
             found.append(Submission(_learner(path, path.parent, course), path))
     return found
 
 
-def _ordinary(path: Path, root: Path) -> bool:
-    parts = path.relative_to(root).parts
-    return not any(part.startswith(".") for part in parts) and (path.is_file() or path.is_symlink())
+def _handed_in(path: Path, root: Path) -> bool:
+    """Notebooks, and links to notebooks or folders, which are refused later, with the reason."""
+    if any(part.startswith(".") for part in path.relative_to(root).parts):
+        return False
+    if path.is_symlink() and path.is_dir():
+        return True
+    return path.suffix.lower() == ".ipynb" and not path.is_dir()
 
 
 def _learner(file: Path, root: Path, course: Course) -> str:
@@ -384,12 +448,13 @@ def grade_all(
     limits: parent.Limits | None = None,
     tell: Callable[[Result], None] = lambda result: None,
     rounds: dict[str, Round] | None = None,
+    device: str = "cpu",
 ) -> list[Result]:
     """Grade many submissions, a few at a time, each on its own; results in the order given."""
     rounds = {} if rounds is None else rounds
     for name in sorted({work.lesson for work in works if work.notebook is not None}):
         if name not in rounds:
-            rounds[name] = new_round(course, name, seed)
+            rounds[name] = new_round(course, name, seed, device)
 
     def one(work: Work) -> Result:
         result = Result("", work.lesson, "", NEEDS_PERSON, work.reason)
@@ -405,8 +470,12 @@ def grade_all(
         tell(result)
         return result
 
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return list(pool.map(one, works))
+    with parent.stoppable() as stop, ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        try:
+            return list(pool.map(one, works))
+        except KeyboardInterrupt:
+            stop()
+            raise
 
 
 # ---- writing results -----------------------------------------------------------------------
@@ -421,18 +490,23 @@ def write_results(results: Iterable[Result], folder: Path) -> None:
 
 def _file_name(result: Result) -> str:
     """A file's name that no other learner's can be, whatever letters are in it."""
-    plain = quote(result.learner, safe=" @+,=") or "unnamed"
-    if not result.lesson:
-        plain += " " + hashlib.sha256(result.file.encode("utf-8", "replace")).hexdigest()[:8]
-    return plain[:200]
+    plain = quote(result.learner.encode("utf-8", "surrogatepass"), safe=" @+,=") or "unnamed"
+    if len(plain) > 150:  # a file's name has at most 255 bytes
+        plain = f"{plain[:150]} {_short_hash(result.learner)}"
+    return plain if result.lesson else f"{plain} {_short_hash(result.file)}"
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def write_beside(path: Path, text: str) -> None:
     """Write a file whole or not at all; raises UserError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(text, encoding="utf-8")
+        # a name of its own: two runs may write the same file at once
+        beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident():x}.new")
+        beside.write_text(text, encoding="utf-8", errors="replace")
         beside.replace(path)
     except OSError as error:
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autograder import explain
@@ -20,6 +20,7 @@ from autograder.exercise import Case, Criterion, Exercise, Failure, Mistake, Out
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, DIED = "raised", "timed out", "died"
 NOT_CHECKED, GRADER_FAULT, INHERITED = "not checked", "grader fault", "inherited"
+DELEGATED = "delegated"
 
 OWN_TOLERANCE = 1e-5  # of central differences; a wrong gradient is off by far more
 
@@ -37,6 +38,7 @@ class CriterionResult:
     mistakes: tuple[str, ...] = ()
     message: explain.Message = field(default_factory=explain.Message)
     rung: int = 1
+    pair: tuple[str, ...] = ()  # two mistakes that together look like it, where no single one does
 
     @property
     def earned(self) -> float:
@@ -49,6 +51,7 @@ class ExerciseResult:
 
     name: str
     criteria: tuple[CriterionResult, ...]
+    notes: tuple[str, ...] = ()  # advice, and what was not checked; never worth points
 
     @property
     def points(self) -> float:
@@ -66,7 +69,7 @@ class ExerciseResult:
             return PASSED
         if all(verdict in (NOT_ATTEMPTED, NOT_CHECKED) for verdict in verdicts):
             return NOT_ATTEMPTED
-        for verdict in (GRADER_FAULT, DIED, TIMED_OUT, RAISED):
+        for verdict in (GRADER_FAULT, DELEGATED, DIED, TIMED_OUT, RAISED):
             if verdict in verdicts:
                 return verdict
         return FAILED
@@ -80,12 +83,16 @@ class ExerciseResult:
 
 
 def judge(
-    exercise: Exercise, cases: Sequence[Case], outcomes: Mapping[str, Outcome]
+    exercise: Exercise,
+    cases: Sequence[Case],
+    outcomes: Mapping[str, Outcome],
+    delegated: str = "",
 ) -> ExerciseResult:
     """Judge what the learner's object returned (by case id) against what each case expects.
 
     A case without an outcome counts as not attempted. Only arrays earn points; a failure that the
-    sandbox reports explains, and can cost, but never earn.
+    sandbox reports explains, and can cost, but never earn. `delegated` names what did the work
+    instead of the learner, where the exercise forbids it: right values then earn nothing.
     """
     judged = [_Judged(c, [case for case in cases if case.criterion == c.name], outcomes)
               for c in exercise.criteria if c.kind != "form"]  # fmt: skip
@@ -94,7 +101,12 @@ def judge(
     for criterion in exercise.criteria:
         if criterion.kind == "form":
             results[criterion.name] = _form_result(exercise, criterion, judged)
-    return ExerciseResult(exercise.name, tuple(results[c.name] for c in exercise.criteria))
+    ordered = [results[c.name] for c in exercise.criteria]
+    if delegated:
+        said = explain.delegated(exercise, delegated)
+        ordered = [replace(r, verdict=DELEGATED, message=said) if r.verdict == PASSED else r
+                   for r in ordered]  # fmt: skip
+    return ExerciseResult(exercise.name, tuple(ordered))
 
 
 class _Judged:
@@ -161,15 +173,18 @@ class _Judged:
         return all(self.matches(case, case.of_mistake(mistake.name)) for case in self.cases)
 
     def explained_by(self, mistake: Mistake) -> bool:
-        """Whether a mistake foretells what went wrong here, on two cases or more."""
-        telling = 0
+        """Whether a mistake foretells what went wrong here, on two cases or more, and not by
+        exceptions alone: any clash of shapes raises the same."""
+        telling, by_values = 0, 0
         for case in self.cases:
             predicted = case.of_mistake(mistake.name)
             if self.matches(case, predicted):
-                telling += mistake.name in case.mistakes and case in self.wrong + self.stopped
+                tells = mistake.name in case.mistakes and case in self.wrong + self.stopped
+                telling += tells
+                by_values += tells and case in self.wrong
             elif case not in self.stopped:
                 return False
-        return telling >= 2
+        return telling >= 2 and by_values >= 1
 
 
 def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]) -> list[Mistake]:
@@ -217,7 +232,6 @@ def _values_result(
         verdict = NOT_ATTEMPTED
     if mistakes and all(":" in m.name for m in mistakes):
         verdict = INHERITED
-    passing = [j.criterion.name for j in everything if j.verdict == PASSED]
     if verdict == PASSED:
         odd = criterion.own and not judged.fits_own_forward
         message = explain.not_your_forward(exercise) if odd else explain.Message()
@@ -229,9 +243,7 @@ def _values_result(
         all_troubled = [*judged.wrong, *judged.stopped, *judged.blank]
         fine = (len(judged.cases) - len(all_troubled), len(judged.cases))
         troubled = judged.wrong or judged.stopped or judged.blank
-        message = explain.criterion(
-            exercise, criterion, troubled, fine, judged.outcome, mistakes, passing
-        )
+        message = explain.criterion(exercise, criterion, troubled, fine, judged.outcome, mistakes)
         if criterion.own and judged.wrong and not mistakes:
             message = explain.with_forward(message, exercise, judged.forward_is_right)
     return CriterionResult(
@@ -283,7 +295,7 @@ def _form_result(
 
 def _form_fault(criterion: Criterion, expected: Outcome, got: Outcome, name: str) -> bool:
     """Whether one name's form differs; of evidence, the values too."""
-    if name not in expected.outputs or name not in got.outputs:
+    if name not in expected.outputs or got.outputs.get(name, ABSENT).type == "NoneType":
         return False  # what is not there at all fails the criterion of its values
     want, have = expected.outputs[name], got.outputs[name]
     if have.array is None or want.array is None:

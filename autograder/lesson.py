@@ -24,6 +24,10 @@ from autograder.drive import outcome, takes_dtype
 from autograder.exercise import Case, Criterion, Exercise, Mistake, Outcome
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+# what stands in place of a solution until the learner writes it
+STUB = """\
+# YOUR CODE HERE
+raise NotImplementedError("still to be written: the exercise above")"""
 CODE_KINDS = ("setup", "given", "exercise", "demo")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
@@ -216,12 +220,14 @@ def release_notebook(lesson: Lesson) -> NotebookNode:
     """What learners open: the source notebook, stripped by nbgrader's own preprocessors."""
     from nbgrader.converters import GenerateAssignment
     from nbgrader.preprocessors import IncludeHeaderFooter, InstantiateTests, SaveCells
+    from traitlets.config import Config
 
     notebook, resources = source_notebook(lesson), dict[str, Any](nbgrader={})
     needless = (IncludeHeaderFooter, InstantiateTests, SaveCells)  # files, kernels, the gradebook
+    config = Config({"ClearSolutions": {"code_stub": {"python": STUB}}})
     for preprocessor in GenerateAssignment.class_traits()["preprocessors"].default():
         if preprocessor not in needless:
-            notebook, resources = preprocessor().preprocess(notebook, resources)
+            notebook, resources = preprocessor(config=config).preprocess(notebook, resources)
     return notebook
 
 

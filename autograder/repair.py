@@ -52,13 +52,15 @@ def repaired(submitted: NotebookNode, release: NotebookNode) -> tuple[NotebookNo
         if key is None and cell.source.strip() in stubs:
             repairs.append(f"an untouched copy of {stubs[cell.source.strip()]} was left out")
         elif key is None:
-            cell.metadata.pop("nbgrader", None)
+            cell.metadata = nbformat.from_dict({})  # nbgrader refuses a file for what may be in it
             placed.append(cell)
         else:
             placed += _restored(cell, wanted[key], repairs)
     _insert_missing(placed, wanted, repairs)
     notebook = nbformat.from_dict(submitted)
     notebook.cells = _unique_ids(placed)
+    notebook.metadata = nbformat.from_dict(release.metadata)
+    notebook.nbformat_minor = max(notebook.get("nbformat_minor", 0), 5)  # the first with cell ids
     return notebook, repairs
 
 
@@ -75,7 +77,7 @@ def to_run(notebook: NotebookNode, release: NotebookNode) -> list[tuple[str, str
 
 def defines(source: str, name: str) -> bool:
     """Whether a cell's text looks as if it defined this name."""
-    pattern = rf"^\s*(async +def|def|class) +{re.escape(name)}\b|^{re.escape(name)} *="
+    pattern = rf"^[ \t]*(async +def|def|class) +{re.escape(name)}\b|^{re.escape(name)} *="
     return re.search(pattern, source, re.MULTILINE) is not None
 
 
@@ -87,7 +89,7 @@ def _match(
 ) -> dict[int, str]:
     """Which cell of the lesson each submitted cell is: by id, by text, by likeness."""
     owner = {n: grade_id(c) for n, c in enumerate(cells) if grade_id(c) in wanted}
-    if not owner:
+    if stripped := not owner:
         repairs.append("no cell had nbgrader's metadata: matched by name and text")
     for key, original in wanted.items():
         if key in owner.values():
@@ -97,14 +99,20 @@ def _match(
         found = exact or _by_text(cells, free, key, original, release)
         if found:
             owner |= dict.fromkeys(found, key)
+            if not stripped:
+                repairs.append(f"{key} had lost nbgrader's metadata")
     for key, original in wanted.items():
-        # an exercise whose marked cell no longer defines it may have moved to another cell
+        # an exercise whose marked cell is a stub, or defines it no longer, may stand in another
         marked = [n for n, k in owner.items() if k == key]
-        if kind(original) == "exercise" and not any(defines(cells[n].source, key) for n in marked):
+        stub = original.source.strip()
+        if kind(original) == "exercise" and not any(
+            defines(cells[n].source, key) and cells[n].source.strip() != stub for n in marked
+        ):
             free = [n for n in range(len(cells)) if n not in owner]
             moved = [n for n in free if defines(cells[n].source, key)]
             if moved and marked:
                 repairs.append(f"{key} was written in another cell than its own")
+                owner |= dict.fromkeys(moved, key)
     return owner
 
 
@@ -121,7 +129,7 @@ def _by_text(
     if what == "check":
         call = rf"check\(\s*['\"]?{re.escape(key.removeprefix('check-'))}['\"]?\s*\)"
         return [n for n in free if cells[n].cell_type == "code" and re.search(call, cells[n].source)
-                and not re.search(r"^\s*(def|class) ", cells[n].source, re.MULTILINE)]  # fmt: skip
+                and not re.search(r"^[ \t]*(def|class) ", cells[n].source, re.MULTILINE)]  # fmt: skip
     if what == "written":
         return _written(cells, free, key, release)
     return [n for n in free if _like(cells[n].source, original.source)][:1]
@@ -193,6 +201,8 @@ def _restored(cell: NotebookNode, original: NotebookNode, repairs: list[str]) ->
         if cell.cell_type != original.cell_type:
             repairs.append(f"{key} had become a {cell.cell_type} cell")
         fresh.source = cell.source
+        if what == "written" and "attachments" in cell:
+            fresh.attachments = cell.attachments  # pictures pasted into an answer
         return [fresh]
     if cell.cell_type != original.cell_type:
         repairs.append(f"{key} had become a {cell.cell_type} cell")

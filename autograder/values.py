@@ -5,6 +5,8 @@ This file is also loaded, alone, inside the sandbox: it imports nothing of the p
 
 from __future__ import annotations
 
+import contextlib
+import linecache
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -66,9 +68,11 @@ def take(result: Any, *names: str) -> tuple[Any, ...]:
     """Unpack what a function returned: exactly len(names) values, else WrongReturn says why."""
     wanted = f"({', '.join(names)})"
     if not isinstance(result, (tuple, list)):
-        raise WrongReturn(f"{type_name(result)} where {wanted} is expected")
+        name = type_name(result).replace("NoneType", "nothing (None)")
+        raise WrongReturn(f"{name} where {wanted} is expected")
     if len(result) != len(names):
-        raise WrongReturn(f"{len(result)} values where {wanted} is expected")
+        many = "too few" if len(result) < len(names) else "too many"
+        raise WrongReturn(f"{many} values where {wanted} is expected")
     return tuple(result)
 
 
@@ -90,23 +94,58 @@ def run_probe(
     learners: Any,
     inputs: Mapping[str, Any],
     also: Mapping[str, Any],
-) -> tuple[dict[str, Value], dict[str, Any] | None]:
-    """Drive the learner's object with one probe: captured outputs, or why there are none.
+) -> tuple[dict[str, Value], dict[str, Any] | None, list[str]]:
+    """Drive the learner's object with one probe: captured outputs, or why there are none, and
+    the operations that torch dispatched.
 
     `also` holds device and dtype for a torch probe, and the earlier exercises that the probe
     asks for. Every input array is a fresh copy. Nothing that the learner's code raises gets out,
     KeyboardInterrupt aside.
     """
+    operations: list[str] = []
     fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
     try:
-        returned = probe(learners, **also, **fresh)
-        return {name: capture(obj) for name, obj in returned.items() if obj is not None}, None
+        with _watched(operations, also.get("device")):
+            returned = probe(learners, **also, **fresh)
+        outputs = {name: capture(obj) for name, obj in returned.items()}
+        return outputs, None, operations
     except KeyboardInterrupt:
         raise
     except WrongReturn as wrong:
-        return {}, {"kind": "returned", "type": "", "message": str(wrong), "line": 0}
+        failure = {"kind": "returned", "message": str(wrong)}
+        return {}, failure, operations
     except BaseException as error:
-        return {}, described_exception(error)
+        return {}, described_exception(error), operations
+
+
+def _watched(operations: list[str], device: str | None) -> Any:
+    """Records torch's operations, where torch is in use; on the meta device, refuses those that
+    mix tensors of two devices, as a GPU would."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            name = str(func)
+            if name not in operations and len(operations) < 300:
+                operations.append(name)
+            if device == "meta":
+                _must_agree(name, tree_leaves((args, kwargs or {})))
+            return func(*args, **(kwargs or {}))
+
+    return Watch()
+
+
+def _must_agree(operation: str, leaves: list[Any]) -> None:
+    """Raises where an operation mixes tensors of two devices (numbers in tensors aside)."""
+    torch = sys.modules["torch"]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
+    devices = sorted({str(tensor.device.type) for tensor in tensors})
+    if len(devices) > 1 and "copy" not in operation:
+        raise RuntimeError(f"{operation} mixes tensors on {' and '.join(devices)}")
 
 
 def described_exception(error: BaseException) -> dict[str, Any]:
@@ -121,11 +160,16 @@ def described_exception(error: BaseException) -> dict[str, Any]:
         frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     learners = [line for file, line in frames[2:] if file == frames[2][0]]
+    line = learners[-1] if learners else 0
+    code = linecache.getline(frames[2][0], line) if line else ""
+    if isinstance(error, SyntaxError):
+        message, line, code = str(error.msg), error.lineno or 0, str(error.text or "")
     return {
         "kind": "raised",
         "type": true_name(type(error))[:60],
         "message": " ".join(message.split()),
-        "line": learners[-1] if learners else 0,
+        "line": line,
+        "code": " ".join(code.split())[:120],
     }
 
 
@@ -158,7 +202,9 @@ def capture(obj: Any) -> Value:
 
 
 def _not_an_array(name: str) -> str:
-    return f"{'nothing (None)' if name == 'NoneType' else 'a ' + name} where numbers are expected"
+    article = "an" if name[0] in "aeio" else "a"
+    what = "nothing (None)" if name == "NoneType" else f"{article} {name}"
+    return f"{what} where numbers are expected"
 
 
 def _capture_array(array: np.ndarray, name: str, device: str = "", dtype: str = "") -> Value:

@@ -6,7 +6,7 @@
 #
 # **Time** 120 minutes: 90 for the parts below, 30 for reading. **Difficulty** 2 of 5.
 #
-# **You need** lesson 01: means and variances along an axis, `standardize_fit`.
+# **You need** numpy's means and variances along an axis, and broadcasting.
 #
 # | part | points | minutes |
 # |---|---|---|
@@ -18,14 +18,14 @@
 #
 # `check("batchnorm_forward")` stands below each exercise and judges what you wrote;
 # `hint("batchnorm_forward")` gives one more rung of help each time you call it, and `progress()`
-# shows where you stand.
+# shows where you stand. The long code cells only draw figures: run them, no need to read them.
 #
 # **Convention.** This notebook follows Stanford's CS231n: `momentum` weights the *old* running
 # average, and the running variance is the biased one. PyTorch does both the other way round.
 # Near the end you convert one into the other and compare with PyTorch itself.
 #
-# Now and then we correct **the notes this course grew from**: two honest study notes which said
-# some things loosely and a few things wrongly. You will find out which by experiment.
+# Now and then we correct **the notes this course grew from**: two honest study notes, in Chinese,
+# which said some things loosely and a few things wrongly. You will find out which by experiment.
 
 # %% kind="setup"
 import math
@@ -66,7 +66,7 @@ plt.rcParams.update({"axes.spines.right": False, "legend.frameon": False})
 picture_rng = np.random.default_rng(20)
 people = np.array([1.7, 40.0]) + np.array([0.1, 8.0]) * picture_rng.normal(size=(200, 2))
 small_table = np.column_stack([people[:6], picture_rng.normal(size=6)])
-# each column with its own mean and standard deviation, as `standardize_fit` did in lesson 01
+# each column with its own mean and standard deviation
 people_01 = (people - people.mean(axis=0)) / people.std(axis=0)
 
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(8.6, 3.2))
@@ -100,7 +100,7 @@ plt.show()
 #
 # **Right.** Each column minus its own mean, over its own standard deviation. Neither dominates.
 #
-# Lesson 01 did this once, to the data, with the statistics of the training set. BatchNorm does
+# Standardizing the data does this once, with the statistics of the training set. BatchNorm does
 # it *inside* the network, at every step, with the statistics of the current batch.
 #
 # ## The mathematics, with shapes
@@ -180,8 +180,7 @@ for offset in (0.0, 1e4, 1e6, 1e7, 1e8):
 #   $\sqrt{\sigma^2}+\epsilon$ look alike until a variance is small.
 # - The variance here is the biased one, divided by N. That is numpy's default; PyTorch's
 #   `torch.var` divides by N − 1 unless told otherwise.
-# - Make new arrays. `x -= mean` would change the caller's data, and `running_mean *= momentum`
-#   the caller's averages.
+# - Make new arrays. `x -= mean` would change the caller's data.
 
 
 # %% kind="exercise" name="batchnorm_forward"
@@ -268,7 +267,8 @@ plt.show()
 # ### See: one sample, many answers
 #
 # - A batch of one: always 0, that is, `beta`. The sample has been subtracted from itself.
-# - A batch of two: only +1 or −1. All that is left of 8 is whether it was the larger one.
+# - A batch of two: only +1 or −1. All that is left of 8 is whether it was the larger one. (In a
+#   batch of N no output exceeds $\sqrt{N-1}$: one sample against N − 1 equal ones.)
 # - Larger batches: the answers gather round the dashed line, and at 64 they still scatter by
 #   0.15.
 # - Test mode: one answer, in any company, for one sample or a thousand.
@@ -357,7 +357,9 @@ for t in (1, 5, 10, 20, 50):
 # $$\mathbb{E}[\mu_B] = \mu, \qquad \mathbb{E}[\sigma_B^2] = \frac{m-1}{m}\,\sigma^2$$
 #
 # The deviations are taken from the batch's own mean, which sits in the middle of its own samples,
-# closer to them than $\mu$ is: so they come out too small. The notes derive this properly. Hence
+# closer to them than $\mu$ is: so they come out too small. By how much? For every batch
+# $\frac{1}{m}\sum(x_i-\mu_B)^2 = \frac{1}{m}\sum(x_i-\mu)^2 - (\mu_B-\mu)^2$. On average the first
+# term is $\sigma^2$ and the second the variance of a mean of $m$ samples, $\sigma^2/m$. Hence
 # algorithm 2 of the paper, over many batches, with the weights at rest:
 #
 # $$\mathbb{E}[x] \leftarrow \mathbb{E}_B[\mu_B], \qquad
@@ -560,8 +562,9 @@ print(f"largest gap to the tangent within |z| < 1: {0.75 - sigmoid(1.0):.3f}")
 # %% [markdown]
 # ### See: the danger is the straight middle
 #
-# **Left.** Before: three quarters of the inputs lie beyond 2, where the curve is nearly flat.
-# After: one in twenty, and the mean slope is more than three times as large. So the first
+# **Left.** Before: three quarters of the inputs lie beyond 2, where the curve is less than half
+# as steep as in the middle, and flatter with every step outwards. After: one in twenty, and the
+# mean slope is more than three times as large. So the first
 # opinion is right and the second is a slip.
 #
 # **Right.** Two thirds of the normalized inputs now lie within 1 of zero, where the sigmoid
@@ -781,6 +784,8 @@ print(bench(4).round(4))
 #
 # In **two places** this code departs from those formulas. (That a moving average stands in for
 # $\mathbb{E}$ is not one of them: they say so.) For each of the two:
+#
+# (Working alone? In a checkout, `autograder solution seed_running_code` shows a model answer.)
 #
 # 1. Which line is it, and what should it be?
 # 2. What does it do to a network in test mode? When does it hurt, and when is it harmless?

@@ -11,7 +11,7 @@ import nbformat
 from nbformat.notebooknode import NotebookNode
 
 from autograder.course import Course, at
-from autograder.drive import outcome
+from autograder.drive import outcome_of
 from autograder.exercise import Case, Exercise, Mistake, Outcome
 from autograder.judge import CriterionResult, ExerciseResult, judge
 from autograder.lesson import Lesson, References, all_cases, read
@@ -46,7 +46,7 @@ def solved(course: Course, lesson: str) -> Lesson:
 
 @cache
 def references(course: Course, lesson: str) -> References:
-    return References(solved(course, lesson))
+    return References(solved(course, lesson), course)
 
 
 def fresh_cases(course: Course, lesson: str, seed: int) -> list[Case]:
@@ -59,14 +59,29 @@ def cases_of(cases: Iterable[Case], exercise: Exercise) -> list[Case]:
     return [case for case in cases if case.exercise == exercise.name]
 
 
-def driven(exercise: Exercise, cases: Iterable[Case], learners: Any) -> dict[str, Outcome]:
+def uses_of(course: Course, lesson: str, exercise: Exercise) -> dict[str, Any]:
+    """The earlier exercises that probes of this one ask for, solved."""
+    return references(course, lesson).uses(exercise)
+
+
+def driven(
+    exercise: Exercise,
+    cases: Iterable[Case],
+    learners: Any,
+    uses: Mapping[str, Any] | None = None,
+) -> dict[str, Outcome]:
     """What an object really returns on every case."""
-    return {c.id: outcome(exercise.criterion(c.criterion), learners, c.inputs) for c in cases}
+    return {case.id: outcome_of(case, exercise, learners, uses) for case in cases}
 
 
-def result_of(exercise: Exercise, cases: list[Case], learners: Any) -> ExerciseResult:
+def result_of(
+    exercise: Exercise,
+    cases: list[Case],
+    learners: Any,
+    uses: Mapping[str, Any] | None = None,
+) -> ExerciseResult:
     own = cases_of(cases, exercise)
-    return judge(exercise, own, driven(exercise, own, learners))
+    return judge(exercise, own, driven(exercise, own, learners, uses))
 
 
 def at_criterion(result: ExerciseResult, name: str) -> CriterionResult:

@@ -97,7 +97,7 @@ def test_a_graded_check_cell_has_one_execute_result_that_nbgrader_reads_as_the_p
     this = course.current()
     release = nbformat.read(this.notebooks / f"{LESSON}.ipynb", as_version=4)
     notebook = sample_class.Sample(this).notebook()
-    result = grade.check_notebook(notebook, this, LESSON, "convert_momentum")
+    result = grade.check_notebook(notebook, this, LESSON, ["convert_momentum"])
     classroom.show(notebook, result)
     cell = next(c for c in notebook.cells if repair.grade_id(c) == "check-convert_momentum")
     kinds = [output.output_type for output in cell.outputs]

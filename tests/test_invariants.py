@@ -28,6 +28,7 @@ from helpers import (
     release,
     result_of,
     solved,
+    uses_of,
     verdicts,
 )
 
@@ -39,7 +40,7 @@ from autograder.learn import check_object
 from autograder.lesson import BEGIN, END, dedented, source_notebook
 from autograder.repair import grade_id, kind
 
-SEEDS = range(1, 51)
+SEEDS = [pytest.param(n, marks=pytest.mark.slow if n > 10 else ()) for n in range(1, 51)]
 
 every_lesson = pytest.mark.parametrize(("course", "lesson"), LESSONS, ids=ids(LESSONS))
 every_exercise = pytest.mark.parametrize(
@@ -57,7 +58,8 @@ every_course = pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 @every_exercise
 def test_reference_passes_every_criterion(course: Course, lesson: str, exercise: Exercise) -> None:
     learners = references(course, lesson).load(exercise.name)
-    result, _ = check_object(exercise, course.bank(lesson), learners)
+    uses = uses_of(course, lesson, exercise)
+    result, _ = check_object(exercise, course.bank(lesson), learners, uses)
     assert set(verdicts(result).values()) == {PASSED}
     assert result.earned == exercise.points
 
@@ -68,7 +70,7 @@ def test_starter_is_not_attempted(course: Course, lesson: str, exercise: Exercis
     for cell in release(course, lesson).cells:
         if kind(cell) in ("locked", "exercise"):
             exec(cell.source, namespace)
-    result, _ = check_object(exercise, course.bank(lesson), namespace[exercise.name])
+    result, _ = check_object(exercise, course.bank(lesson), namespace[exercise.name], namespace)
     assert set(verdicts(result).values()) == {NOT_ATTEMPTED}
     assert result.earned == 0
 
@@ -82,7 +84,8 @@ def test_mistake_fails_where_it_should_and_is_named(
 ) -> None:
     """Really run, and judged on the committed bank."""
     learners = references(course, lesson).mistaken(exercise, mistake)
-    result, _ = check_object(exercise, course.bank(lesson), learners)
+    uses = uses_of(course, lesson, exercise)
+    result, _ = check_object(exercise, course.bank(lesson), learners, uses)
     found = at_criterion(result, mistake.at)
     assert found.verdict in ((NOT_ATTEMPTED,) if mistake.not_attempted else (FAILED, RAISED))
     assert mistake.name in found.mistakes
@@ -98,18 +101,18 @@ def test_fresh_cases_give_the_bank_s_verdicts(course: Course, lesson: str, seed:
     cases = fresh_cases(course, lesson, seed)
     wrong: list[str] = []
     for exercise in course.exercises_of(lesson).values():
-        own = cases_of(cases, exercise)
+        own, uses = cases_of(cases, exercise), uses_of(course, lesson, exercise)
         result = judge(exercise, own, outcomes_of(None, own))
         wrong += [f"{exercise.name}: {k} {v}" for k, v in verdicts(result).items() if v != PASSED]
         for name in exercise.variants:
             learners = references(course, lesson).variant(exercise, name)
-            found = verdicts(judge(exercise, own, driven(exercise, own, learners)))
+            found = verdicts(judge(exercise, own, driven(exercise, own, learners, uses)))
             wrong += [f"{exercise.name}, {name}: {k} {v}" for k, v in found.items() if v != PASSED]
         for mistake in exercise.mistakes:
             noisy = exercise.criterion(mistake.at).kind == "stability"
             if noisy:  # rounding noise, which cases do not hold: run it
                 learners = references(course, lesson).mistaken(exercise, mistake)
-                result = judge(exercise, own, driven(exercise, own, learners))
+                result = judge(exercise, own, driven(exercise, own, learners, uses))
             else:
                 result = judge(exercise, own, outcomes_of(mistake, own))
             at = at_criterion(result, mistake.at)
@@ -165,7 +168,8 @@ def test_correct_variant_passes(
     course: Course, lesson: str, exercise: Exercise, variant: str
 ) -> None:
     learners = references(course, lesson).variant(exercise, variant)
-    result = result_of(exercise, course.bank(lesson), learners)
+    uses = uses_of(course, lesson, exercise)
+    result = result_of(exercise, course.bank(lesson), learners, uses)
     assert set(verdicts(result).values()) == {PASSED}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -24,9 +24,11 @@ from helpers import (
     references,
     result_of,
     solved,
+    uses_of,
     verdicts,
 )
 
+from autograder.compare import outcomes_agree
 from autograder.display import as_html, block, text, told
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.judge import (
@@ -278,15 +280,26 @@ def pairs_of(exercise: Exercise, source: str, most: int) -> list[tuple[str, str,
 def test_two_faults_at_once_are_never_named_as_a_third(
     course: Any, lesson: str, exercise: Exercise
 ) -> None:
-    """A name that stands alone is one of the two; of "A or B" at least one is."""
+    """A name that stands alone is one of the two, or a third that is just both of them; of
+    "A or B" at least one is."""
     source = solved(course, lesson).source(exercise.name)
-    bank = course.bank(lesson)
-    for one, other, text_of_both in pairs_of(exercise, source, 150):
+    own, uses = cases_of(course.bank(lesson), exercise), uses_of(course, lesson, exercise)
+    for one, other, text_of_both in pairs_of(exercise, source, 80):
         learners = references(course, lesson).load(exercise.name, text_of_both)
-        result, _ = check_object(exercise, bank, learners)
+        outcomes = driven(exercise, own, learners, uses)
+        result = judge(exercise, own, outcomes)
         assert result.earned < result.points
+        both = {one, other} | {m.name for m in exercise.mistakes if is_just(m.name, own, outcomes)}
         for criterion in result.criteria:
-            assert not criterion.mistakes or {one, other} & set(criterion.mistakes), (one, other)
+            assert not criterion.mistakes or both & set(criterion.mistakes), (one, other)
+
+
+def is_just(name: str, cases: list[Case], outcomes: Mapping[str, Outcome]) -> bool:
+    """Whether a mistake foretells all that came out, on every case."""
+    return all(
+        outcomes_agree(case.of_mistake(name), outcomes[case.id], case.expected.outputs, 1e-6)
+        for case in cases
+    )
 
 
 # ---- messages ------------------------------------------------------------------------------
@@ -317,14 +330,77 @@ def result_for(name: str) -> ExerciseResult:
 
 
 WORKED = {
-    "EPS-OUTSIDE": "",
-}
+    "EPS-OUTSIDE": """
+✗ training values: out differs (5 of 6 entries)
+  given     eps=1e-5  x=[[0.4999,0.99],[0.5006,2.06],[0.503,4.99]]
+            gamma=[1.84,1.27]  beta=[-0.55,1.1]
+  expected  [[-1.23 -0.1694] [-0.854 0.6343] [0.4336 2.835]]
+  yours     [[-2.293✗ -0.1694] [-1.33✗ 0.6343] [1.972✗ 2.835]]
+  right     all but eps: it shows most where the variance is small
+  diagnosis EPS-OUTSIDE: you divide by sqrt(var) + eps
+  next      Compare sqrt(1e-6 + 1e-5) with sqrt(1e-6) + 1e-5.
+""",
+    "AXIS-SWAP": """
+✗ training values: out differs (6 of 6 entries)
+  given     eps=1e-5  x=[[1,10],[3,30],[5,20]]  gamma=[1,1]  beta=[0,0]
+  expected  [[-1.225 -1.225] [0 1.225] [1.225 0]]
+  yours     [[-1 1] [-1 1] [-1 1]]  ✗ all
+  right     the formula: every row of x_hat has mean 0
+  diagnosis AXIS-SWAP: statistics over each row: that is LayerNorm
+  next      Which index should the mean NOT depend on?
+""",
+    "MOMENTUM-FLIP": """
+✗ running averages: running_mean differs (2 of 2 entries)
+  given     momentum=0.8  eps=1e-5  x=[[0,10],[6,30],[3,20],[3,20]]
+            running_mean=[1,10]  running_var=[4,30]  gamma=[1,1]  beta=[0,0]
+  expected  running_mean = [1.4 12]
+  yours     running_mean = [2.6 18]  ✗ all
+  right     the batch's mean and variance
+  diagnosis MOMENTUM-FLIP: momentum weights the new value (as in PyTorch)
+  next      With momentum 0.9, should one batch move the average 90%?
+""",
+    "RUNNING-LEFT-ALONE": """
+· running averages: running_mean differs (2 of 2 entries)
+  given     momentum=0.8  eps=1e-5  x=[[0,10],[6,30],[3,20],[3,20]]
+            running_mean=[1,10]  running_var=[4,30]  gamma=[1,1]  beta=[0,0]
+  expected  running_mean = [1.4 12]
+  yours     running_mean = [1 10]  ✗ all
+  diagnosis RUNNING-LEFT-ALONE: bn_param still holds the old running averages
+  next      Assigning to a name stores nothing: under which keys does test mode
+            look?
+""",
+    "RUNNING-KEEPDIMS": """
+✗ form: running_mean has another form than asked for
+  given     momentum=0.8  eps=1e-5  x=[[0,10],[6,30],[3,20],[3,20]]
+            running_mean=[1,10]  running_var=[4,30]  gamma=[1,1]  beta=[0,0]
+  expected  shape (2,), float64
+  yours     shape (1, 2), float64
+  right     the numbers
+  diagnosis RUNNING-KEEPDIMS: the running averages have shape (1, D)
+  next      Which argument of mean keeps the reduced axis?
+""",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORKED)
 def test_worked_message(name: str) -> None:
-    """The whole text that a learner reads, to the letter."""
-    assert text(result_for(name)) == WORKED[name].strip("\n")
+    """What a learner reads about one mistake, to the letter."""
+    criterion = next(m.at for m in FORWARD.mistakes if m.name == name)
+    lines = block(FORWARD.name, at_criterion(result_for(name), criterion))
+    assert "\n".join(lines) == WORKED[name].strip("\n")
+
+
+def test_whole_text_begins_with_the_score_and_all_criteria() -> None:
+    lines = text(result_for("AXIS-SWAP")).split("\n")
+    assert lines[:6] == [
+        "✗ batchnorm_forward: failed, 15 of 70 points",
+        "  ✗ training values        0/30  AXIS-SWAP",
+        "  ✗ running averages       0/20  AXIS-SWAP",
+        "  ✓ test values           15/15",
+        "  ✗ stability               0/3  AXIS-SWAP",
+        "  ✗ form                    0/2  AXIS-SWAP",
+    ]
+    assert lines[6:] == ["", *WORKED["AXIS-SWAP"].strip("\n").split("\n")]  # told once
 
 
 def test_html_holds_all_that_the_text_says_and_runs_nothing() -> None:
@@ -370,7 +446,7 @@ def test_a_visible_case_is_shown_rather_than_a_hidden_one() -> None:
     both = cases_of(fresh_cases(OURS, LESSON, 3), FORWARD) + BANK
     result = judge(FORWARD, both, {c.id: c.of_mistake("AXIS-SWAP") for c in both})
     rows = dict(at_criterion(result, "training values").message.rows)
-    assert rows["given"].startswith("x=[[1,10],[3,30],[5,20]]")
+    assert "x=[[1,10],[3,30],[5,20]]" in rows["given"]
 
 
 def test_hard_coded_answers_fail_the_hidden_cases_only() -> None:

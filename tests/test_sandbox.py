@@ -153,7 +153,6 @@ def test_trouble_in_a_trial_cell_costs_nothing(what: str) -> None:
     assert (result.earned, result.status) == (10, GRADED)
 
 
-@pytest.mark.xfail(reason="tasks.json lies in the folder that the learner's code may change")
 @pytest.mark.parametrize(
     "trial", ["import os, shutil; shutil.rmtree(os.getcwd())", "open('tasks.json', 'w').close()"]
 )

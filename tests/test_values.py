@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import types
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import OURS, TOY, at_criterion
 
 from autograder.display import as_html, text
-from autograder.exercise import Failure, Outcome
+from autograder.drive import outcome
 from autograder.judge import FAILED, PASSED, RAISED, judge
 from autograder.learn import check_object
-from autograder.values import DTYPES, Value, capture, from_json, run_probe, to_json
+from autograder.values import DTYPES, Value, capture, from_json, to_json
 
 LESSON, CENTER = TOY.find("center")
 BANK = TOY.bank(LESSON)
@@ -188,11 +189,10 @@ def test_odd_return_survives_the_wire(what: str) -> None:
     """As in the sandbox: probe, JSON, and what comes out of it judged."""
     outcomes = {}
     for case in (c for c in BANK if c.exercise == "center"):
-        probe = CENTER.criterion(case.criterion).probe
-        outputs, failure = run_probe(probe, returns(ODD[what]), case.inputs, {})
-        line = json.dumps({name: to_json(value) for name, value in outputs.items()})
+        found = outcome(CENTER.criterion(case.criterion), returns(ODD[what]), case.inputs)
+        line = json.dumps({name: to_json(value) for name, value in found.outputs.items()})
         read = {name: from_json(data) for name, data in json.loads(line).items()}
-        outcomes[case.id] = Outcome(read, Failure(**failure) if failure else None)
+        outcomes[case.id] = replace(found, outputs=read)
     result = judge(CENTER, [c for c in BANK if c.exercise == "center"], outcomes)
     assert at_criterion(result, "values").verdict in (FAILED, RAISED)
     assert result.earned == 0
@@ -202,15 +202,15 @@ def test_odd_return_survives_the_wire(what: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (None, "out is not there"),
-        ("out", "out is a str where numbers are expected"),
-        ((), "out is a tuple where numbers are expected"),
-        ([[1.0]], "out is a list where numbers are expected"),
-        ({"out": 1}, "out is a dict where numbers are expected"),
+        (None, "out is nothing (None)"),
+        ("out", "out is a str"),
+        ((), "out is a tuple"),
+        ([[1.0]], "out is a list"),
+        ({"out": 1}, "out is a dict"),
         (ODD["objects"], "out is an array of objects"),
         (ODD["complex"], "out is an array of no real numbers"),
         (petabyte(10**15), "out is far more entries than expected"),
-        (ODD["a generator"], "out is a generator where numbers are expected"),
+        (ODD["a generator"], "out is a generator"),
         (np.zeros((2, 2)), "out has the wrong shape"),
         (np.full((3, 2), np.nan), "out differs (6 of 6 entries)"),
     ],
@@ -222,17 +222,17 @@ def test_odd_return_is_described_in_words(returned: object, words: str) -> None:
         result, _ = check_object(CENTER, first, returns(returned))
     else:
         result, _ = check_object(CENTER, BANK, returns(returned))
-    assert at_criterion(result, "values").message.headline == words
+    assert words in at_criterion(result, "values").message.headline
 
 
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (None, "returned NoneType where (out, cache) is expected"),
-        ((np.ones(2),), "returned 1 values where (out, cache) is expected"),
-        ((1, 2, 3), "returned 3 values where (out, cache) is expected"),
-        (np.ones((2, 2)), "returned ndarray where (out, cache) is expected"),
-        ({"out": 1}, "returned dict where (out, cache) is expected"),
+        (None, "returned nothing (None)"),
+        ((np.ones(2),), "returned too few values"),
+        ((1, 2, 3), "returned too many values"),
+        (np.ones((2, 2)), "returned ndarray"),
+        ({"out": 1}, "returned dict"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -242,7 +242,8 @@ def test_wrong_number_of_returned_values_is_said(returned: object, words: str) -
     found = at_criterion(result, "training values")
     assert found.verdict in (FAILED, RAISED)
     assert result.earned == 0
-    assert found.message.headline == words
+    assert words in found.message.headline
+    assert "(out, cache)" in found.message.headline
 
 
 @odd

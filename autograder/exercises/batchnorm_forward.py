@@ -50,7 +50,7 @@ def undo(learner, mean, var, eps):
 
 
 def convert(learner, momentum):
-    return {"converted": learner(momentum)}
+    return {"result": learner(momentum)}
 
 
 # Cases: every column is skewed, so that its mean, median and middle differ; every number is short.
@@ -123,7 +123,7 @@ def running_cases(rng):
     return {
         "one-step": {
             "x": np.array([[0.0, 10.0], [6.0, 30.0], [3.0, 20.0], [3.0, 20.0]]),
-            "running_mean": np.array([1.0, 10.0]), "running_var": np.array([1.0, 30.0]),
+            "running_mean": np.array([1.0, 10.0]), "running_var": np.array([4.0, 30.0]),
             "momentum": 0.8, "eps": 1e-5, "gamma": np.ones(2), "beta": np.zeros(2),
         },
         "two-steps": {
@@ -344,7 +344,7 @@ STATISTICS = (
         "Double the batch with copies: should the variance change?",
         (VAR, f"{ABOUT_MEAN}.sum(axis=0)"), right="the mean, and the axis of the sum"),
     training("UNBIASED", "the variance divides by N - 1",
-        "Here the batch is all there is. Which count belongs to it?",
+        "Which divisor gives the outputs variance 1? What does np.var do?",
         (VAR, "var = x.var(axis=0, ddof=1)"), right="mean, axis and eps"),
     training("STD-FOR-VAR", "the root is taken twice: you start from the std",
         "Is the number under your root a variance or already a std?",
@@ -465,8 +465,8 @@ EPSILON = (
 )  # fmt: skip
 
 AVERAGES = (
-    running("RUNNING-LEFT-ALONE", "the running averages are not stored in bn_param",
-        "Write the new averages back into bn_param.",
+    running("RUNNING-LEFT-ALONE", "bn_param still holds the old running averages",
+        "Assigning to a name stores nothing: under which keys does test mode look?",
         (STORE_MEAN + STORE_VAR, ""), not_attempted=True),
     running("RUNNING-VAR-LEFT-ALONE", "running_var is not updated",
         "Test mode needs two statistics. Do you store both?",
@@ -586,6 +586,12 @@ TEST_MODE = (
     testing("TEST-EPS-TWICE", "test mode adds eps twice",
         "Follow eps from line to line: how often is it added?",
         (T_ROOT, "np.sqrt(running_var + eps + eps)"), right=ORDINARY, rung=2),
+    testing("TEST-EPS-CLAMPS", "test mode takes the larger of running_var and eps",
+        "What should a column with running_var = eps be divided by?",
+        (T_ROOT, "np.sqrt(np.maximum(running_var, eps))"), right="the centring", rung=2),
+    testing("TEST-GAMMA-SCALES-BETA", "in test mode gamma also multiplies beta",
+        "Work out gamma * (x_hat + beta). What happened to beta?",
+        out_is("gamma * (x_hat + beta)", T_OUT), right="x_hat"),
     testing("TEST-EPS-AFTER-DIVISION", "test mode adds eps to x_hat, after the division",
         "Which number should eps keep away from zero?",
         (T_X_HAT, "(x - running_mean) / np.sqrt(running_var) + eps"), rung=2),
@@ -854,6 +860,9 @@ population_estimates = Exercise(
         values("CORRECTION-M-PLUS-1", "you multiply by m / (m + 1)",
             "Is a biased variance too small or too large on average?",
             (COUNT, "m / (m + 1)"), right="the mean"),
+        values("CORRECTION-PRECEDENCE", "you compute var * m / m - 1",
+            "What does Python do first in a * m / m - 1?",
+            (P_VAR, f"{AVERAGE} * m / m - 1"), right="the mean"),
         values("CORRECTION-TWICE", "the correction is applied twice",
             "How often was each variance divided by the wrong count?",
             (COUNT, "(m / (m - 1)) ** 2"), right="the mean"),
@@ -974,6 +983,9 @@ identity_affine = Exercise(
         values("GAMMA-IS-VAR", "gamma is var + eps, without the root",
             "What exactly did BatchNorm divide by?",
             (GAMMA, "gamma = var + eps"), right="beta"),
+        values("GAMMA-IS-VAR-WITHOUT-EPS", "gamma is var: neither the root nor eps",
+            "What exactly did BatchNorm divide by?",
+            (GAMMA, "gamma = var"), right="beta"),
         values("GAMMA-WITHOUT-EPS", "gamma is sqrt(var): eps is left out",
             "BatchNorm divides by sqrt(var + eps). Is that undone exactly?",
             (GAMMA, "gamma = np.sqrt(var)"), right="beta, and gamma up to eps"),
@@ -1058,7 +1070,7 @@ NEW = "1 - momentum"
 convert_momentum = Exercise(
     name="convert_momentum",
     returns="a number",
-    criteria=(Criterion("values", 5, convert, momentum_cases, ("converted",)),),
+    criteria=(Criterion("values", 5, convert, momentum_cases, ("result",)),),
     mistakes=(
         values("NOT-CONVERTED", "the momentum is returned as it came",
             "Old weight 0.9: which weight is left for the new value?",
@@ -1075,6 +1087,9 @@ convert_momentum = Exercise(
         values("MOMENTUM-ALWAYS-0.1", "you return 0.1, whatever the momentum",
             "What should come out for 0.99?",
             (NEW, "0.1"), right="the case of 0.9"),
+        values("MOMENTUM-ODDS", "you return momentum / (1 - momentum)",
+            "Can the weight of an average be larger than 1?",
+            (NEW, "momentum / (1 - momentum)")),
         values("MOMENTUM-HALVED", "you return (1 - momentum) / 2",
             "The weights of old and new add up to 1. Do yours?",
             (NEW, "(1 - momentum) / 2")),

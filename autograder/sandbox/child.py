@@ -1,9 +1,9 @@
 """Runs one learner's cells and probes in a process of its own. Not imported: executed by path.
 
-Reads one JSON job from standard input: cells and limits. When the cells have run, the parent
-lays tasks.json (probes as source, inputs) into the working folder and sends an empty line: while
-cells run, and may print, no hidden input is in this process. Writes one JSON line for each thing
-that begins or ends, to the descriptor named on the command line.
+Reads one JSON job from standard input: cells and limits. When the cells have run, it waits for a
+line that names a file of tasks (probes as source, inputs), and again when they are done: hidden
+inputs come last, in a file of their own. Writes one JSON line for each thing that begins or ends,
+to the descriptor named on the command line.
 Nothing of the package but values.py is loaded here: no reference, mistake, expected array or
 seed exists in this process, and what `import autograder` finds is a stub.
 """
@@ -11,11 +11,13 @@ seed exists in this process, and what `import autograder` finds is a stub.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import io
 import json
 import os
 import resource
+import signal
 import sys
 import types
 import warnings
@@ -44,6 +46,9 @@ class Bounded(io.StringIO):
         if room > 0:
             super().write(str(text)[:room])
         return len(text)
+
+    def close(self) -> None:
+        """Learners' code may close it; what it holds is read afterwards."""
 
 
 def stub() -> types.ModuleType:
@@ -97,15 +102,19 @@ def limits(job: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when the grader ends, so do we
     out = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
     job = json.loads(sys.stdin.readline())
-    go_on = os.fdopen(os.dup(0), "rb", buffering=0)
-    here = Path.cwd()
+    go_on = os.fdopen(os.dup(0), "rb")
+    ours = os.getpid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
 
     def say(**event: Any) -> None:
+        if os.getpid() != ours:  # a fork that came back: it must not run everything twice
+            os._exit(0)
         out.write(json.dumps(event) + "\n")
         out.flush()
 
@@ -125,19 +134,17 @@ def main() -> None:
         captured, error = run_cell(shell, cell, values)
         say(event="cell done", index=index, error=error, captured=captured)
 
-    say(event="cells done")
-    go_on.read(1)
-    tasks = json.loads((here / "tasks.json").read_text(encoding="utf-8"))
-    for index, task in enumerate(tasks):
-        if index in job["skip_tasks"]:
-            continue
-        cpu_limit(job["cpu_probe"], hard)
-        say(event="task", index=index)
-        if task["exercise"] not in namespace:
-            say(event="task done", index=index, missing=True)
-            continue
-        outputs, failure, captured = run_task(task, namespace, values)
-        say(event="task done", index=index, outputs=outputs, failure=failure, captured=captured)
+    say(event="waits")
+    while path := go_on.readline().decode().strip():
+        for task in json.loads(Path(path).read_text(encoding="utf-8")):
+            index = task["index"]
+            cpu_limit(job["cpu_probe"], hard)
+            say(event="task", index=index)
+            if task["exercise"] not in namespace:
+                say(event="task done", index=index, missing=True)
+                continue
+            say(event="task done", index=index, **run_task(task, namespace, values))
+        say(event="waits")
     say(event="end")
     out.close()
     os._exit(0)
@@ -159,14 +166,14 @@ def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, An
 
 def run_task(
     task: dict[str, Any], namespace: dict[str, Any], values: types.ModuleType
-) -> tuple[Any, Any, str]:
+) -> dict[str, Any]:
     import numpy
 
     learners = namespace[task["exercise"]]
     missing = [name for name in task["uses"] if name not in namespace]
     if missing:
         failure = values.described_exception(NameError(f"name {missing[0]!r} is not defined"))
-        return {}, failure, ""
+        return {"failure": failure}
     also = task["where"] | {name: namespace[name] for name in task["uses"]}
     scope: dict[str, Any] = {
         "np": numpy,
@@ -184,11 +191,15 @@ def run_task(
         numpy.errstate(all="ignore"),
     ):
         try:
-            outputs, failure = values.run_probe(probe, learners, inputs, also)
+            outputs, failure, ran = values.run_probe(probe, learners, inputs, also)
         except KeyboardInterrupt as interrupt:
-            outputs, failure = {}, values.described_exception(interrupt)
-    written = {name: values.to_json(value) for name, value in outputs.items()}
-    return written, failure, captured.getvalue()
+            outputs, failure, ran = {}, values.described_exception(interrupt), []
+    return {
+        "outputs": {name: values.to_json(value) for name, value in outputs.items()},
+        "failure": failure,
+        "operations": ran,
+        "captured": captured.getvalue(),
+    }
 
 
 def read_input(data: Any, values: types.ModuleType) -> Any:

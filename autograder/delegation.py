@@ -1,0 +1,92 @@
+"""Did a library do the work? Read the learner's definitions, and the operations that ran.
+
+The source is read on the trusted side: the exercise's definition and whatever it calls in the
+notebook, imports' other names resolved. What a source hides (getattr, exec), the operations that
+torch dispatched while the probes ran show. Both can only take points away.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+
+from autograder.exercise import Exercise, Outcome
+
+
+def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
+    """The forbidden name that an exercise's definition reaches, or ''."""
+    if not exercise.forbids:
+        return ""
+    defined: dict[str, list[ast.AST]] = {}
+    imported: dict[str, str] = {}
+    for source in sources:
+        for statement in _statements(source):
+            _collect(statement, defined, imported)
+    waiting, seen = [exercise.name], {exercise.name}
+    while waiting:
+        for node in defined.get(waiting.pop(), []):
+            for dotted in _dotted_names(node):
+                first, _, rest = dotted.partition(".")
+                whole = imported.get(first, first) + (f".{rest}" if rest else "")
+                known_here = first in defined and first not in imported
+                if not known_here and (name := _forbidden(whole, exercise.forbids)):
+                    return name
+                if first not in seen:
+                    seen.add(first)
+                    waiting.append(first)
+    return ""
+
+
+def found_in_operations(outcomes: Mapping[str, Outcome], exercise: Exercise) -> str:
+    """The forbidden torch operation that ran while the exercise was probed, or ''."""
+    wanted = [name for name in exercise.forbids if name.startswith("aten.")]
+    ran = {name for outcome in outcomes.values() for name in outcome.operations}
+    return next((w for w in wanted if any(r == w or r.startswith(f"{w}.") for r in ran)), "")
+
+
+def _forbidden(dotted: str, forbids: Iterable[str]) -> str:
+    return next((f for f in forbids if dotted == f or dotted.endswith(f".{f}")), "")
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        return ast.parse(TransformerManager().transform_cell(source)).body
+    except (SyntaxError, ValueError, RecursionError):
+        return []  # such a cell defines nothing either
+
+
+def _collect(node: ast.stmt, defined: dict[str, list[ast.AST]], imported: dict[str, str]) -> None:
+    """Names that a statement defines (in any branch of it), and what imported names stand for."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Import):
+            for alias in inner.names:
+                name = alias.asname or alias.name.split(".")[0]
+                imported[name] = alias.name if alias.asname else name
+        elif isinstance(inner, ast.ImportFrom):
+            for alias in inner.names:
+                imported[alias.asname or alias.name] = f"{inner.module}.{alias.name}"
+        elif isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            defined.setdefault(inner.name, []).append(inner)
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name):
+                    defined.setdefault(part.id, []).append(node)
+
+
+def _dotted_names(node: ast.AST) -> Iterable[str]:
+    """Every name and attribute chain in a definition: torch.nn.functional.batch_norm."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+        elif isinstance(inner, ast.Attribute):
+            parts: list[str] = []
+            link: ast.AST = inner
+            while isinstance(link, ast.Attribute):
+                parts.append(link.attr)
+                link = link.value
+            start = link.id if isinstance(link, ast.Name) else "(…)"
+            yield ".".join([start, *reversed(parts)])
