@@ -128,8 +128,10 @@ def _by_text(
         return [n for n in free if defines(cells[n].source, key)]
     if what == "check":
         call = rf"check\(\s*['\"]?{re.escape(key.removeprefix('check-'))}['\"]?\s*\)"
-        return [n for n in free if cells[n].cell_type == "code" and re.search(call, cells[n].source)
-                and not re.search(r"^[ \t]*(def|class) ", cells[n].source, re.MULTILINE)]  # fmt: skip
+        codes = [n for n in free if cells[n].cell_type == "code"]
+        defining = re.compile(r"^[ \t]*(def|class) ", re.MULTILINE)
+        return [n for n in codes
+                if re.search(call, cells[n].source) and not defining.search(cells[n].source)]  # fmt: skip
     if what == "written":
         return _written(cells, free, key, release)
     return [n for n in free if _like(cells[n].source, original.source)][:1]

@@ -22,8 +22,8 @@ def toy(tmp_path):
 FAULTS = {
     "an exercise without hints": (
         "exercises/center.py",
-        '"What do you subtract from 160: the mean of the people, or that of one person\'s numbers?"',
-        '""',
+        '"What do you subtract from 160: the mean of the people, ',
+        '"" and "',
         "01_center: center needs three hints",
     ),
     "a criterion that no mistake fails": (

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +23,8 @@ from test_sandbox import (
     NAMES,
     RIGHT,
     ROUND,
-    WRONG,
     WRITE,
+    WRONG,
     body,
     graded,
     notebook_with,
@@ -310,3 +313,29 @@ def test_a_wrong_answer_in_low_precision_earns_no_more() -> None:
     """float16 is compared at 1e-2, which must not let a wrong one pass."""
     low = WRONG.replace("return var + eps", "return (var + eps).astype(np.float16)")
     assert graded(low).earned <= graded(WRONG).earned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_so_and_leaves_nothing_behind(tmp_path, number: int) -> None:
+    """A submission sleeps; the interruption does not wait for it."""
+    sleeping = notebook_with(RIGHT, f"open({str(tmp_path / 'begun')!r}, 'w')\n"
+                             "import time; time.sleep(500)")  # fmt: skip
+    put(tmp_path / "class" / "sleeper" / f"{LESSON}.ipynb", sleeping)
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-m", "autograder.cli", "grade", "class", "--out", "out"]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    for _ in range(1200):
+        if (tmp_path / "begun").exists():
+            break
+        time.sleep(0.1)
+    run.send_signal(number)
+    _, noise = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert noise.startswith("Interrupted.")
+    assert "Traceback" not in noise
+    assert list((tmp_path / "temporary").iterdir()) == []

@@ -88,7 +88,7 @@ Scale = Exercise(
     returns="out",
     torch=True,
     criteria=(
-        Criterion("values", 6, step, step_cases, ("out", "gradient"), tolerance=1e-5),
+        Criterion("values", 6, step, step_cases, ("out", "gradient"), tolerance=1e-5, meta=True),
         Criterion("start", 2, step, start_cases, ("start",), tolerance=1e-5),
     ),
     mistakes=(
