@@ -9,8 +9,10 @@ import numpy as np
 from autograder.exercise import Case, Criterion, Outcome
 from autograder.values import Value
 
-# what a value computed in a lower precision than asked for is compared at; its form is wrong
-LOOSER = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
+# what a value computed in float32 where float64 is asked for is compared at; its form is wrong.
+# Half precision there is too coarse to judge, and fails.
+LOOSER = {"float32": 1e-4}
+LOW = ("float32", "float16", "bfloat16")
 
 ABSENT = Value("NoneType", problem="not there")
 
@@ -34,11 +36,14 @@ def squeezed(array: np.ndarray) -> np.ndarray:
     return array.reshape([n for n in array.shape if n != 1])
 
 
-def differing(expected: Value, got: Value, tolerance: float) -> np.ndarray | None:
+def differing(
+    expected: Value, got: Value, tolerance: float, strict: bool = False
+) -> np.ndarray | None:
     """A mask of the entries that differ, in the expected value's squeezed shape.
 
     None where the two cannot be compared entry by entry (no numbers, another shape). The
-    tolerance is relative to the largest finite reference value; NaN agrees with NaN.
+    tolerance is relative to the largest finite reference value; NaN agrees with NaN. `strict`
+    grants float32 nothing, where precision itself is judged.
     """
     if expected.array is None or got.array is None:
         return None
@@ -48,7 +53,8 @@ def differing(expected: Value, got: Value, tolerance: float) -> np.ndarray | Non
     want, have = want.astype(float), have.astype(float)
     finite = np.abs(want[np.isfinite(want)])
     scale = finite.max() if finite.size and finite.max() > 0 else 1.0
-    tolerance = max(tolerance, LOOSER.get(got.dtype, 0) if expected.dtype == "float64" else 0)
+    if expected.dtype == "float64" and not strict:
+        tolerance = max(tolerance, LOOSER.get(got.dtype, 0.0))
     with np.errstate(all="ignore"):
         near = np.abs(want - have) <= tolerance * scale
     same = near | (want == have) | (np.isnan(want) & np.isnan(have))
@@ -67,13 +73,19 @@ def distance(expected: Value, got: Value) -> float:
     return float(gap / scale) if np.isfinite(gap) and scale > 0 else np.inf
 
 
-def agree(expected: Value, got: Value, tolerance: float) -> bool:
+def agree(expected: Value, got: Value, tolerance: float, strict: bool = False) -> bool:
     """Whether two values hold the same numbers, unit axes aside."""
-    mask = differing(expected, got, tolerance)
+    mask = differing(expected, got, tolerance, strict)
     return mask is not None and not mask.any()
 
 
-def outcomes_agree(expected: Outcome, got: Outcome, names: Iterable[str], tolerance: float) -> bool:
+def outcomes_agree(
+    expected: Outcome,
+    got: Outcome,
+    names: Iterable[str],
+    tolerance: float,
+    strict: bool = False,
+) -> bool:
     """Whether two outcomes agree: the same failure, or the same numbers under every name."""
     if expected.failure or got.failure:
         return bool(
@@ -87,7 +99,7 @@ def outcomes_agree(expected: Outcome, got: Outcome, names: Iterable[str], tolera
         if want.array is None and have.array is None:
             if (want.problem, want.shape) != (have.problem, have.shape):
                 return False
-        elif not agree(want, have, tolerance):
+        elif not agree(want, have, tolerance, strict):
             return False
     return True
 

@@ -72,7 +72,7 @@ def criterion(
             follow = f"Does it return {exercise.returns}, and store what it should?"
         elif have.array is None:
             follow = "Return a numpy array of numbers, or a torch tensor in a torch exercise"
-        elif have.dtype in compare.LOOSER and want.dtype == "float64":
+        elif have.dtype in compare.LOW and want.dtype == "float64":
             follow = f"You computed in {have.dtype}: keep the dtype of x, then check again"
     right = [text for text in right if text] or [_right_elsewhere(fine)]
     rows += [("right", right[0])] if right[0] else []
@@ -233,7 +233,9 @@ def _first_difference(criterion: Criterion, case: Case, outcome: Outcome) -> tup
             return name, f"{name} is {have.problem}"
         if want.array is None:
             return name, f"{name} is there, though none is expected"
-        mask = compare.differing(want, have, criterion.tolerance)
+        mask = compare.differing(
+            want, have, criterion.tolerance, strict=criterion.kind == "stability"
+        )
         if mask is None:
             return name, f"{name} has the wrong shape"
         if mask.any():

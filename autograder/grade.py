@@ -162,9 +162,13 @@ def read_notebook(path: Path) -> NotebookNode:
         data = json.loads(text)
         if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
             raise UserError(f"{path.name} is JSON, but no notebook")
-        for cell in data.get("cells", []):
-            if isinstance(cell, dict) and not isinstance(cell.get("metadata"), dict):
-                cell["metadata"] = {}
+        if "cells" in data:
+            if not isinstance(data["cells"], list):
+                raise UserError(f"{path.name} holds no cells: save it again")
+            data["cells"] = [cell for cell in data["cells"] if isinstance(cell, dict)]
+            for cell in data["cells"]:
+                if not isinstance(cell.get("metadata"), dict):
+                    cell["metadata"] = {}
         with warnings.catch_warnings():  # nbformat tells stderr what it mends
             warnings.simplefilter("ignore")
             return usable(nbformat.reads(json.dumps(data), as_version=4))
@@ -371,13 +375,16 @@ def _handed_in(path: Path, root: Path) -> bool:
 
 
 def _learner(file: Path, root: Path, course: Course) -> str:
-    """The folder's name, or the file's where it says more than the lesson."""
-    inner = file.relative_to(root).parts
-    if len(inner) > 1:
-        return inner[0]
+    """The folder's name (section/name where folders lie in folders), or the file's where it says
+    more than the lesson."""
     lessons_named = {lesson.lower() for lesson in course.lessons} | {
         lesson.split("_")[0] for lesson in course.lessons
     }
+    folders = list(file.relative_to(root).parts[:-1])
+    while len(folders) > 1 and folders[-1].lower() in lessons_named:
+        folders.pop()
+    if folders:
+        return "/".join(folders)
     return file.absolute().parent.name if _plain_stem(file) in lessons_named else file.stem
 
 
@@ -485,6 +492,9 @@ def write_results(results: Iterable[Result], folder: Path) -> None:
     """One JSON file for each result, results/<lesson>/<learner>.json; raises UserError."""
     for result in results:
         place = folder / "results" / (result.lesson or "unknown")
+        if result.lesson:  # the same file, which could not be read the last time
+            lost = folder / "results" / "unknown" / f"{_file_name(replace(result, lesson=''))}.json"
+            lost.unlink(missing_ok=True)
         write_beside(place / f"{_file_name(result)}.json", json.dumps(result.as_dict(), indent=1))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from autograder import explain
 from autograder.compare import (
     ABSENT,
+    LOW,
     agree,
     form_of,
     outcomes_agree,
@@ -129,8 +130,13 @@ class _Judged:
                 self.wrong.append(case)
 
     def matches(self, case: Case, predicted: Outcome) -> bool:
-        tolerance = tolerance_of(self.criterion, case)
-        return outcomes_agree(predicted, self.outcome[case.id], self.criterion.outputs, tolerance)
+        return outcomes_agree(
+            predicted,
+            self.outcome[case.id],
+            self.criterion.outputs,
+            tolerance_of(self.criterion, case),
+            strict=self.criterion.kind == "stability",
+        )
 
     @property
     def ran(self) -> list[Case]:
@@ -211,7 +217,7 @@ def _only_noise(judged: _Judged, everything: list[_Judged]) -> bool:
     """Whether the same probe is right elsewhere, in full precision, and wrong only here."""
     others = [j for j in everything if j.criterion.probe is judged.criterion.probe and j != judged]
     low = any(
-        value.dtype in ("float32", "float16", "bfloat16")
+        value.dtype in LOW
         for outcome in judged.outcome.values()
         for value in outcome.outputs.values()
     )

@@ -130,8 +130,8 @@ def _by_text(
         call = rf"check\(\s*['\"]?{re.escape(key.removeprefix('check-'))}['\"]?\s*\)"
         codes = [n for n in free if cells[n].cell_type == "code"]
         defining = re.compile(r"^[ \t]*(def|class) ", re.MULTILINE)
-        return [n for n in codes
-                if re.search(call, cells[n].source) and not defining.search(cells[n].source)]  # fmt: skip
+        called = [n for n in codes if re.search(call, cells[n].source)]
+        return [n for n in called if not defining.search(cells[n].source)]
     if what == "written":
         return _written(cells, free, key, release)
     return [n for n in free if _like(cells[n].source, original.source)][:1]

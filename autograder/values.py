@@ -154,16 +154,18 @@ def described_exception(error: BaseException) -> dict[str, Any]:
         message = str(error)[:300]
     except BaseException:
         message = ""
-    frames: list[tuple[str, int]] = []
-    trace = error.__traceback__
-    while trace is not None and len(frames) < 200:
-        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    learners = [line for file, line in frames[2:] if file == frames[2][0]]
-    line = learners[-1] if learners else 0
-    code = linecache.getline(frames[2][0], line) if line else ""
-    if isinstance(error, SyntaxError):
-        message, line, code = str(error.msg), error.lineno or 0, str(error.text or "")
+    line, code = 0, ""
+    with contextlib.suppress(Exception):  # an exception can lie about its own traceback
+        frames: list[tuple[str, int]] = []
+        trace = error.__traceback__
+        while trace is not None and len(frames) < 200:
+            frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+            trace = trace.tb_next
+        learners = [number for file, number in frames[2:] if file == frames[2][0]]
+        if learners:
+            line, code = learners[-1], linecache.getline(frames[2][0], learners[-1])
+        if isinstance(error, SyntaxError):
+            message, line, code = str(error.msg), int(error.lineno or 0), str(error.text or "")
     return {
         "kind": "raised",
         "type": true_name(type(error))[:60],

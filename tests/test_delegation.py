@@ -15,8 +15,9 @@ from autograder.learn import check_object
 from autograder.pairs import Pairs
 
 _, SCALE = TOY.find("Scale")
-FORBIDDING = replace(SCALE, forbids=("nn.LayerNorm", "batch_norm", "autograd.grad",
-                                     "aten.native_layer_norm", "aten.native_batch_norm"))  # fmt: skip
+FORBIDDING = replace(
+    SCALE, forbids=("nn.LayerNorm", "batch_norm", "autograd.grad", "aten.native_layer_norm")
+)
 
 BORROWED = {
     "a base class": "class Scale(torch.nn.LayerNorm):\n    pass",

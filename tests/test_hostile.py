@@ -13,8 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
-from helpers import OURS, fresh_cases, release, solved_notebook
+from helpers import (
+    OURS,
+    at_criterion,
+    fresh_cases,
+    references,
+    release,
+    result_of,
+    solved_notebook,
+)
 from nbformat.notebooknode import NotebookNode
 from test_sandbox import (
     BANK,
@@ -24,7 +33,6 @@ from test_sandbox import (
     RIGHT,
     ROUND,
     WRITE,
-    WRONG,
     body,
     graded,
     notebook_with,
@@ -124,7 +132,7 @@ def test_no_hidden_input_is_in_reach_while_a_shown_case_runs(tmp_path, monkeypat
         "found = [open(f).read() for f in glob.glob('*') + glob.glob('../tasks-*/*')",
         "         if os.path.isfile(f)]",
         "found += [repr(o) for o in gc.get_objects() if type(o) is dict and 'inputs' in o]",
-        f"open({str(tmp_path / 'seen')!r}, 'a').write(repr(found))",
+        f"open({str(tmp_path / 'seen')!r}, 'x').write(repr(found))",  # in the first call only
         "raise ValueError",
     ]
     only_shown = {str(c.inputs["mean"].tolist()) for c in BANK if "mean" in c.inputs}
@@ -222,6 +230,12 @@ def test_each_learner_has_a_results_file_whatever_the_name(tmp_path) -> None:
     assert {path.parent for path in tmp_path.rglob("*.json")} == {tmp_path / "results" / LESSON}
 
 
+def test_a_file_that_was_mended_counts_once(tmp_path) -> None:
+    grade.write_results([Result("anna", "", "work.ipynb", NEEDS_PERSON)], tmp_path)
+    grade.write_results([Result("anna", LESSON, "work.ipynb", GRADED)], tmp_path)
+    assert [result["status"] for result in grade.read_results(tmp_path)] == [GRADED]
+
+
 def test_a_name_forges_no_line_of_output(tmp_path, monkeypatch, capsys) -> None:
     from autograder import cli
 
@@ -309,10 +323,18 @@ def test_a_pipe_is_not_waited_for(tmp_path) -> None:
         read_notebook(tmp_path / "x.ipynb")
 
 
-def test_a_wrong_answer_in_low_precision_earns_no_more() -> None:
-    """float16 is compared at 1e-2, which must not let a wrong one pass."""
-    low = WRONG.replace("return var + eps", "return (var + eps).astype(np.float16)")
-    assert graded(low).earned <= graded(WRONG).earned
+def test_low_precision_does_not_hide_an_unstable_variance() -> None:
+    """float16 is compared at 1e-2: the rounding of E[x²]-E[x]² must not disappear in that."""
+    exercise = OURS.exercises_of(LESSON)["batchnorm_forward"]
+    squares = next(m for m in exercise.mistakes if m.name == "VAR-BY-SQUARES")
+    unstable = references(OURS, LESSON).mistaken(exercise, squares)
+
+    def low(*given):
+        out, cache = unstable(*given)
+        return out.astype(np.float16), cache
+
+    cases = [*OURS.bank(LESSON), *fresh_cases(OURS, LESSON, 77)]
+    assert at_criterion(result_of(exercise, cases, low), "stability").verdict != PASSED
 
 
 @pytest.mark.slow

@@ -89,13 +89,13 @@ def run(
     limits = limits or Limits()
     done = Execution()
     on_gpu = [case for case in cases if case.device == "cuda"]
-    if on_gpu:  # in processes of their own: CUDA reserves more addresses than any limit allows
-        cases = [case for case in cases if case.device != "cuda"]
+    _run(cells, [case for case in cases if case.device != "cuda"], exercises, limits, done)
+    if on_gpu:  # last, and in processes of their own: CUDA reserves more addresses than any limit
         wide = replace(limits, memory_bytes=resource.RLIM_INFINITY)
         other = _run(cells, on_gpu, exercises, wide, Execution())
         done.outcomes |= other.outcomes
         done.captured |= other.captured
-    return _run(cells, cases, exercises, limits, done)
+    return done
 
 
 def _run(
