@@ -85,11 +85,11 @@ def criterion(
 
 def earlier_mistake(label: str, at: str) -> Mistake:
     """A mistake of an earlier exercise, as it shows in one that uses it."""
-    used, name = label.split(":")
+    used = label.split(":")[0]
     return Mistake(
         label,
         at,
-        f"this part is right, but {used} has {name}",
+        f"this part is right; {used} is not",
         f'Mend {used} first: check("{used}"), then check again',
     )
 

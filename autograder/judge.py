@@ -196,9 +196,10 @@ class _Judged:
 def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]) -> list[Mistake]:
     """The mistakes that explain one failed criterion: of those that fit, the ones that also
     foretell the most of the other criteria."""
-    if judged.verdict not in (FAILED, RAISED):
+    if judged.verdict not in (FAILED, RAISED, INHERITED):
         return []
-    fitting = [m for m in exercise.mistakes if judged.explained_by(m)]
+    here = exercise.mistakes if judged.verdict != INHERITED else ()
+    fitting = [m for m in here if judged.explained_by(m)]
     if not fitting and exercise.uses:
         fitting = [m for m in _of_earlier(judged) if judged.explained_by(m)]
     if not fitting and judged.criterion.kind == "stability" and _only_noise(judged, everything):
