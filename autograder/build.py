@@ -64,6 +64,7 @@ def report(course: Course) -> list[str]:
     """How well the bank names its own mistakes, as lines; the last one reads
     `named uniquely: NN%`."""
     counts = dict.fromkeys(("in the bank", "named uniquely", "as declared ties", "not named"), 0)
+    unnamed: list[str] = []
     for name in course.lessons:
         cases = course.bank(name)
         references = References(read(course, name), course)
@@ -82,9 +83,10 @@ def report(course: Course) -> list[str]:
                     counts["as declared ties"] += 1
                 else:
                     counts["not named"] += 1
-    share = 100 * counts["named uniquely"] / max(counts["in the bank"], 1)
+                    unnamed.append(f"  {exercise.name}: {mistake.name}")
+    share = 100 * counts["named uniquely"] // max(counts["in the bank"], 1)
     lines = [f"{label:<18} {many:>5}" for label, many in counts.items()]
-    return [*lines, f"named uniquely: {share:.0f}%"]
+    return [*lines, *unnamed, f"named uniquely: {share}%"]
 
 
 def _sync(path: Path, text: str, check: bool, same) -> list[str]:  # type: ignore[no-untyped-def]

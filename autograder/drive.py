@@ -32,6 +32,7 @@ def outcome(
     uses: Mapping[str, Any] | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    watch: bool = False,
 ) -> Outcome:
     """What one criterion's probe returns on given inputs, quietly.
 
@@ -44,7 +45,7 @@ def outcome(
             text = f"name {name!r} is not defined: run its cell first"
             return Outcome(failure=Failure("raised", "NameError", text))
     with np.errstate(all="ignore"):
-        outputs, failure, operations = run_probe(criterion.probe, learners, inputs, also)
+        outputs, failure, operations = run_probe(criterion.probe, learners, inputs, also, watch)
     return Outcome(outputs, Failure(**failure) if failure else None, tuple(operations))
 
 
@@ -52,5 +53,11 @@ def outcome_of(
     case: Case, exercise: Exercise, learners: Any, uses: Mapping[str, Any] | None = None
 ) -> Outcome:
     """What an object returns on a case, in the case's dtype and on its device."""
-    criterion = exercise.criterion(case.criterion)
-    return outcome(criterion, learners, case.inputs, uses, case.dtype or "float32", case.device)
+    criterion, dtype = exercise.criterion(case.criterion), case.dtype or "float32"
+    watch = watched(case, exercise)
+    return outcome(criterion, learners, case.inputs, uses, dtype, case.device, watch)
+
+
+def watched(case: Case, exercise: Exercise) -> bool:
+    """Whether torch's operations matter: where some are forbidden, and in a dry run."""
+    return bool(exercise.forbids) or case.device == "meta"

@@ -174,15 +174,21 @@ class _Judged:
             return first.kind if first and first.kind != "returned" else FAILED
         return FAILED if self.blank else PASSED
 
+    def foretold(self, mistake: Mistake) -> list[Case]:
+        """The cases on which a mistake says what comes out; one of an earlier exercise does so
+        in the bank only."""
+        return [case for case in self.cases if not case.hidden or ":" not in mistake.name]
+
     def predicts(self, mistake: Mistake) -> bool:
         """Whether a mistake foretells every outcome here, right ones included."""
-        return all(self.matches(case, case.of_mistake(mistake.name)) for case in self.cases)
+        cases = self.foretold(mistake)
+        return all(self.matches(case, case.of_mistake(mistake.name)) for case in cases)
 
     def explained_by(self, mistake: Mistake) -> bool:
         """Whether a mistake foretells what went wrong here, on two cases or more, and not by
         exceptions alone: any clash of shapes raises the same."""
         telling, by_values = 0, 0
-        for case in self.cases:
+        for case in self.foretold(mistake):
             predicted = case.of_mistake(mistake.name)
             if self.matches(case, predicted):
                 tells = mistake.name in case.mistakes and case in self.wrong + self.stopped

@@ -344,7 +344,8 @@ def make_cases(
     uses = references.uses(exercise)
     reference = references.load(exercise.name)
     others = {m.name: (references.mistaken(exercise, m), uses) for m in exercise.mistakes}
-    others |= references.faulty_uses(exercise, uses)
+    if not hidden:  # a cascade is told by the bank; what a round computes stays small
+        others |= references.faulty_uses(exercise, uses)
     made = []
     for criterion in exercise.criteria:
         if criterion.cases is None:

@@ -94,9 +94,10 @@ def run_probe(
     learners: Any,
     inputs: Mapping[str, Any],
     also: Mapping[str, Any],
+    watch: bool = False,
 ) -> tuple[dict[str, Value], dict[str, Any] | None, list[str]]:
     """Drive the learner's object with one probe: captured outputs, or why there are none, and
-    the operations that torch dispatched.
+    (with `watch`) the operations that torch dispatched.
 
     `also` holds device and dtype for a torch probe, and the earlier exercises that the probe
     asks for. Every input array is a fresh copy. Nothing that the learner's code raises gets out,
@@ -105,7 +106,7 @@ def run_probe(
     operations: list[str] = []
     fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
     try:
-        with _watched(operations, also.get("device")):
+        with _watched(operations, also.get("device"), watch):
             returned = probe(learners, **also, **fresh)
         outputs = {name: capture(obj) for name, obj in returned.items()}
         return outputs, None, operations
@@ -118,11 +119,11 @@ def run_probe(
         return {}, described_exception(error), operations
 
 
-def _watched(operations: list[str], device: str | None) -> Any:
+def _watched(operations: list[str], device: str | None, watch: bool) -> Any:
     """Records torch's operations, where torch is in use; on the meta device, refuses those that
     mix tensors of two devices, as a GPU would."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or not watch:
         return contextlib.nullcontext()
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

@@ -191,7 +191,7 @@ def run_task(
         numpy.errstate(all="ignore"),
     ):
         try:
-            outputs, failure, ran = values.run_probe(probe, learners, inputs, also)
+            outputs, failure, ran = values.run_probe(probe, learners, inputs, also, task["watch"])
         except KeyboardInterrupt as interrupt:
             outputs, failure, ran = {}, values.described_exception(interrupt), []
     return {

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autograder.drive import asked_for
+from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.values import PLAIN_TYPES, Value, from_json, to_json
 
@@ -145,6 +145,7 @@ def _task(case: Case, exercise: Exercise) -> dict[str, Any]:
         "probe_name": criterion.probe.__name__,
         "inputs": {name: to_json(value) for name, value in case.inputs.items()},
         "where": asked_for(criterion, dtype=case.dtype or "float32", device=case.device),
+        "watch": watched(case, exercise),
         "uses": list(asked_for(criterion, **dict.fromkeys(exercise.uses))),
     }
 
