@@ -31,11 +31,6 @@ def tolerance_of(criterion: Criterion, case: Case) -> float:
     return ROUNDINGS * ROUNDING[case.dtype] * max(condition, 1.0)
 
 
-def squeezed(array: np.ndarray) -> np.ndarray:
-    """The array without its axes of length 1: a right answer in the wrong shape stays right."""
-    return array.reshape([n for n in array.shape if n != 1])
-
-
 def differing(
     expected: Value, got: Value, tolerance: float, strict: bool = False
 ) -> np.ndarray | None:
@@ -47,25 +42,26 @@ def differing(
     """
     if expected.array is None or got.array is None:
         return None
-    want, have = squeezed(expected.array), squeezed(got.array)
+    want, have = expected.plain, got.plain
     if want.shape != have.shape:
         return None
-    want, have = want.astype(float), have.astype(float)
-    finite = np.abs(want[np.isfinite(want)])
-    scale = finite.max() if finite.size and finite.max() > 0 else 1.0
-    if expected.dtype == "float64" and not strict:
-        tolerance = max(tolerance, LOOSER.get(got.dtype, 0.0))
     with np.errstate(all="ignore"):
-        near = np.abs(want - have) <= tolerance * scale
+        near = np.abs(want - have) <= _allowed(expected, got, tolerance, strict)
     same = near | (want == have) | (np.isnan(want) & np.isnan(have))
     return ~same
+
+
+def _allowed(expected: Value, got: Value, tolerance: float, strict: bool) -> float:
+    if expected.dtype == "float64" and not strict:
+        tolerance = max(tolerance, LOOSER.get(got.dtype, 0.0))
+    return tolerance * expected.scale
 
 
 def distance(expected: Value, got: Value) -> float:
     """The largest difference, relative to the largest reference value; inf without numbers."""
     if expected.array is None or got.array is None:
         return np.inf
-    want, have = squeezed(expected.array).astype(float), squeezed(got.array).astype(float)
+    want, have = expected.plain, got.plain
     if want.shape != have.shape or not want.size:
         return np.inf
     with np.errstate(all="ignore"):
@@ -75,7 +71,15 @@ def distance(expected: Value, got: Value) -> float:
 
 def agree(expected: Value, got: Value, tolerance: float, strict: bool = False) -> bool:
     """Whether two values hold the same numbers, unit axes aside."""
-    mask = differing(expected, got, tolerance, strict)
+    if expected.array is None or got.array is None or expected.plain.shape != got.plain.shape:
+        return False
+    with np.errstate(all="ignore"):
+        gap = np.abs(expected.plain - got.plain)
+    if (gap <= _allowed(expected, got, tolerance, strict)).all():
+        return True
+    if np.isfinite(gap).all():
+        return False
+    mask = differing(expected, got, tolerance, strict)  # NaN and infinity may still agree
     return mask is not None and not mask.any()
 
 
@@ -121,7 +125,7 @@ def facts(expected: Value, got: Value, tolerance: float) -> str:
     """What is right about a wrong value, as one phrase, or nothing."""
     if expected.array is None or got.array is None or not got.array.size:
         return ""
-    want, have = squeezed(expected.array).astype(float), squeezed(got.array).astype(float)
+    want, have = expected.plain, got.plain
     if want.shape != have.shape:
         return _shape_facts(want, have, tolerance)
     mask = differing(expected, got, tolerance)

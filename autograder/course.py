@@ -155,14 +155,20 @@ def _read_bank(path: Path) -> tuple[Case, ...]:
 
 
 class LazyOutcomes(Mapping[str, Outcome]):
-    """The mistakes' outcomes of one case, read only when a criterion fails."""
+    """The mistakes' outcomes of one case, read only when a criterion fails. The bank holds of
+    each what differs from the expected; null is an output that the mistake does not return."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
-        self._data, self._read = data, dict[str, Outcome]()
+    def __init__(self, data: dict[str, Any], expected: Outcome) -> None:
+        self._data, self._expected, self._read = data, expected, dict[str, Outcome]()
 
     def __getitem__(self, name: str) -> Outcome:
         if name not in self._read:
-            self._read[name] = outcome_from_json(self._data[name])
+            data = self._data[name]
+            own = outcome_from_json({k: v for k, v in data.items() if v is not None})
+            if own.failure is None:
+                kept = {k: v for k, v in self._expected.outputs.items() if k not in data}
+                own = Outcome(kept | dict(own.outputs))
+            self._read[name] = own
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
@@ -179,13 +185,14 @@ def cases_from_json(data: dict[str, Any]) -> Iterator[Case]:
     for exercise, criteria in data["exercises"].items():
         for criterion, cases in criteria.items():
             for name, case in cases.items():
+                expected = outcome_from_json(case["expected"])
                 yield Case(
                     exercise,
                     criterion,
                     name,
                     {k: input_from_json(v) for k, v in case["inputs"].items()},
-                    outcome_from_json(case["expected"]),
-                    LazyOutcomes(case.get("mistakes", {})),
+                    expected,
+                    LazyOutcomes(case.get("mistakes", {}), expected),
                     dtype=case.get("dtype", ""),
                 )
 
@@ -230,11 +237,20 @@ def bank_text(lesson: str, cases: list[Case]) -> str:
             entry["dtype"] = case.dtype
         if case.mistakes:
             entry["mistakes"] = {
-                name: outcome_to_json(outcome, DIGITS) for name, outcome in case.mistakes.items()
+                name: _difference(entry["expected"], outcome_to_json(outcome, DIGITS))
+                for name, outcome in case.mistakes.items()
             }
         tree.setdefault(case.exercise, {}).setdefault(case.criterion, {})[case.name] = entry
     top = {"generated": f"by `make build` from lesson {lesson}: do not edit", "exercises": tree}
     return _lines(top) + "\n"
+
+
+def _difference(expected: dict[str, Any], mistaken: dict[str, Any]) -> dict[str, Any]:
+    """What of a mistake's outcome is not the expected one."""
+    if "failure" in mistaken:
+        return mistaken
+    changed = {name: value for name, value in mistaken.items() if expected.get(name) != value}
+    return changed | {name: None for name in expected if name not in mistaken}
 
 
 def _lines(node: Any, indent: str = "", key: str = "") -> str:
@@ -250,7 +266,8 @@ def _lines(node: Any, indent: str = "", key: str = "") -> str:
 
 
 def _is_outcome(node: dict[str, Any]) -> bool:
-    return any(isinstance(v, (list, float, int)) or k == "failure" for k, v in node.items()) or (
+    plain = (list, float, int, type(None))
+    return any(isinstance(v, plain) or k == "failure" for k, v in node.items()) or (
         bool(node) and all(isinstance(v, dict) and "shape" in v for v in node.values())
     )
 

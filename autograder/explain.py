@@ -317,7 +317,7 @@ def expected_and_yours(
         return [
             (label, f"{name}{array.shape}  {brief(array, room - 12)}") for label, array in pairs
         ]
-    expected, yours = compare.squeezed(want.array), compare.squeezed(have.array)
+    expected, yours = want.plain, have.plain
     digits = _telling_digits(expected, yours, mask)
     marks = _visible(expected, yours, mask, digits)
     start = _first_row(mask, room, digits)

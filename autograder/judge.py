@@ -120,6 +120,7 @@ class _Judged:
         self.cases = cases
         self.outcome = {case.id: outcomes.get(case.id, Outcome(failure=BLANK)) for case in cases}
         self.wrong, self.stopped, self.blank = [], [], []
+        self.right: set[str] = set()
         for case in cases:
             failure = self.outcome[case.id].failure
             if failure and failure.type == "NotImplementedError":
@@ -128,6 +129,14 @@ class _Judged:
                 self.stopped.append(case)
             elif not self.matches(case, case.expected):
                 self.wrong.append(case)
+            else:
+                self.right.add(case.id)
+
+    def foretells(self, mistake: Mistake, case: Case) -> bool:
+        """Whether a mistake says what came out on a case."""
+        if mistake.name in case.mistakes:
+            return self.matches(case, case.mistakes[mistake.name])
+        return case.id in self.right  # it says what the reference says
 
     def matches(self, case: Case, predicted: Outcome) -> bool:
         return outcomes_agree(
@@ -149,6 +158,14 @@ class _Judged:
         return all(
             outcomes_agree(case.expected, self.outcome[case.id], names, self.criterion.tolerance)
             for case in self.ran
+        )
+
+    def forward_foretold(self, mistake: Mistake) -> bool:
+        """Whether a mistake of an earlier exercise also foretells the forward evidence."""
+        names, tolerance = self.criterion.forward, self.criterion.tolerance
+        return all(
+            outcomes_agree(case.of_mistake(mistake.name), self.outcome[case.id], names, tolerance)
+            for case in self.foretold(mistake)
         )
 
     @property
@@ -182,15 +199,14 @@ class _Judged:
     def predicts(self, mistake: Mistake) -> bool:
         """Whether a mistake foretells every outcome here, right ones included."""
         cases = self.foretold(mistake)
-        return all(self.matches(case, case.of_mistake(mistake.name)) for case in cases)
+        return all(self.foretells(mistake, case) for case in cases)
 
     def explained_by(self, mistake: Mistake) -> bool:
         """Whether a mistake foretells what went wrong here, on two cases or more, and not by
         exceptions alone: any clash of shapes raises the same."""
         telling, by_values = 0, 0
         for case in self.foretold(mistake):
-            predicted = case.of_mistake(mistake.name)
-            if self.matches(case, predicted):
+            if self.foretells(mistake, case):
                 tells = mistake.name in case.mistakes and case in self.wrong + self.stopped
                 telling += tells
                 by_values += tells and case in self.wrong
@@ -204,10 +220,16 @@ def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]
     foretell the most of the other criteria."""
     if judged.verdict not in (FAILED, RAISED, INHERITED):
         return []
-    here = exercise.mistakes if judged.verdict != INHERITED else ()
-    fitting = [m for m in here if judged.explained_by(m)]
-    if not fitting and exercise.uses:
-        fitting = [m for m in _of_earlier(judged) if judged.explained_by(m)]
+    earlier = [m for m in _of_earlier(judged) if judged.explained_by(m)]
+    if judged.criterion.forward and not judged.forward_is_right:
+        # a forward pass that shows the fault itself: what comes of it is not this exercise's
+        earlier = [m for m in earlier if judged.forward_foretold(m)] or earlier
+        fitting = earlier
+    else:
+        fitting = []
+    if not fitting and judged.verdict != INHERITED:
+        fitting = [m for m in exercise.mistakes if judged.explained_by(m)]
+    fitting = fitting or earlier
     if not fitting and judged.criterion.kind == "stability" and _only_noise(judged, everything):
         return [m for m in exercise.mistakes if m.at == judged.criterion.name]
     reach = {m.name: sum(other.predicts(m) for other in everything) for m in fitting}
@@ -323,7 +345,8 @@ def _form_explained(
 ) -> bool:
     telling = 0
     for judged, case in ran:
-        predicted, got = case.of_mistake(mistake.name), judged.outcome[case.id]
+        got = judged.outcome[case.id]
+        predicted = case.of_mistake(mistake.name)
         if predicted.failure:
             return False
         names = (*judged.criterion.outputs, *criterion.outputs)

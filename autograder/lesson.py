@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -261,18 +262,11 @@ class References:
                         ) from None
         return dict(self._base)
 
-    def load(
-        self, exercise: str, source: str | None = None, replaced: Mapping[str, Any] | None = None
-    ) -> Any:
-        """The reference, or what another source defines under the same name.
-
-        `replaced` puts other objects in place of what the exercise uses.
-        """
+    def load(self, exercise: str, source: str | None = None) -> Any:
+        """The reference, or what another source defines under the same name."""
         namespace = self._namespace()
-        if source is None and not replaced:
+        if source is None:
             return namespace[exercise]
-        namespace |= replaced or {}
-        source = source or self.lesson.source(exercise)
         try:
             exec(compile(source, f"<{exercise}>", "exec"), namespace)
         except SyntaxError as error:
@@ -325,9 +319,12 @@ class References:
             here = earlier == self.lesson.name
             home = self if here else References(read(self.course, earlier), self.course)
             for mistake in used.mistakes:
-                with_uses = {**uses, name: home.mistaken(used, mistake)}
-                obj = self.load(exercise.name, replaced=with_uses)
-                found[f"{name}:{mistake.name}"] = (obj, with_uses)
+                namespace = self._namespace() | {name: home.mistaken(used, mistake)}
+                for other in (*exercise.uses, exercise.name):
+                    if other != name and other in self.lesson.exercises:
+                        exec(self.lesson.source(other), namespace)  # calls the faulty one now
+                with_uses = {other: namespace[other] for other in exercise.uses}
+                found[f"{name}:{mistake.name}"] = (namespace[exercise.name], with_uses)
         return found
 
     def variant(self, exercise: Exercise, name: str) -> Any:
@@ -392,7 +389,8 @@ def exact(
 ) -> Outcome:
     """What an object returns in a dtype, with the values that float64 gives: no rounding noise in
     the bank. What overflows or is undefined in the dtype stays so."""
-    got = outcome(criterion, obj, inputs, uses, dtype or "float32")
+    with _no_differences(criterion):
+        got = outcome(criterion, obj, inputs, uses, dtype or "float32")
     if criterion.own:  # evidence about the learner's own forward: nothing to compare it with
         evidence = set(criterion.own.values())
         kept = {name: value for name, value in got.outputs.items() if name not in evidence}
@@ -410,6 +408,21 @@ def exact(
             value = replace(value, array=better.array)
         outputs[name] = value
     return Outcome(outputs)
+
+
+@contextmanager
+def _no_differences(criterion: Criterion) -> Iterator[None]:
+    """Spare the probe its central differences: half the time of a build, for evidence that only
+    matters of a learner's code."""
+    names = criterion.probe.__globals__ if criterion.own and criterion.probe else {}
+    kept = names.get("numeric_gradient")
+    if kept is not None:
+        names["numeric_gradient"] = lambda f, x, *rest, **more: np.zeros_like(x)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            names["numeric_gradient"] = kept
 
 
 def _alike(expected: Outcome, got: Outcome) -> bool:

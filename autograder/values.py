@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,18 @@ class Value:
     device: str = ""
     problem: str = ""
 
-    @property
-    def is_scalar(self) -> bool:
-        return self.shape == ()
+    @cached_property
+    def plain(self) -> np.ndarray:
+        """The numbers as float64, without axes of length 1: a right answer in the wrong shape
+        stays right."""
+        assert self.array is not None
+        return self.array.reshape([n for n in self.array.shape if n != 1]).astype(float)
+
+    @cached_property
+    def scale(self) -> float:
+        """The largest finite entry's size, 1 where all are zero."""
+        finite = np.abs(self.plain[np.isfinite(self.plain)])
+        return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
 def true_name(kind: type) -> str:

@@ -100,7 +100,7 @@ WRONG_USE = {
     "a missing notebook": (["check", "nowhere.ipynb"], "There is no notebook nowhere.ipynb"),
     "a missing folder": (["grade", "nowhere"], "There is no file or folder nowhere"),
     "a folder without notebooks": (["grade", "{empty}"], "There is no notebook"),
-    "an unknown exercise": (["hint", "batchnorm_foward"], "Did you mean batchnorm_forward?"),
+    "an unknown exercise": (["hint", "batchnorm_foward"], "Did you mean batchnorm_forward"),
     "no solution of that name": (["solution", "nothing_like_it"], "There is no exercise"),
     "a notebook that is not JSON": (["check", "{broken}"], "is not JSON"),
     "a notebook without exercises": (["check", "{stranger}"], "holds no exercise"),

@@ -69,7 +69,7 @@ class Hidden(torch.nn.Module):
 
 def test_hidden_work_is_found_in_the_operations_and_earns_nothing():
     own = cases_of(TOY.bank("02_scale"), SCALE)
-    outcomes = driven(SCALE, own, Hidden)
+    outcomes = driven(FORBIDDING, own, Hidden)
     assert found_in_operations(outcomes, FORBIDDING) == "aten.native_layer_norm"
     assert judge.judge(SCALE, own, outcomes).earned == SCALE.points
     result, _ = check_object(FORBIDDING, own, Hidden)

@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a list": (b"[1, 2]", "02.ipynb is JSON, but no notebook"),
     "another object": (b'{"a": 1}', "02.ipynb is JSON, but no notebook"),
     "a number": (b"5", "02.ipynb is JSON, but no notebook"),
-    "cells of no kind": (b'{"cells": 5, "nbformat": 4, "metadata": {}}', "02.ipynb is no readable"),
+    "cells of no kind": (b'{"cells": 5, "nbformat": 4, "metadata": {}}', "02.ipynb holds no cells"),
     "a format of the future": (b'{"cells": [], "metadata": {}, "nbformat": 99}', "02.ipynb is no"),
     "endless brackets": (b"[" * 10**5, "02.ipynb is no"),
 }

@@ -424,5 +424,5 @@ def test_capture_knows_every_dtype_that_the_wire_takes() -> None:
 
 def test_value_tells_numbers_from_arrays() -> None:
     assert isinstance(capture(1.0), Value)
-    assert capture(1.0).is_scalar
-    assert not capture(np.zeros(1)).is_scalar
+    assert capture(1.0).plain.shape == ()
+    assert capture(np.zeros((1, 2, 1))).plain.shape == (2,)
