@@ -45,7 +45,7 @@ def criterion(
     if case.hidden:
         rows += [("given", "an input that the check does not show")]
     else:
-        rows += [("given", given(case.inputs))]
+        rows += [("given", given(_with_dtype(case)))]
     right = [m.right for m in mistakes if m.right][:1]
     if outcome.failure:
         headline, stopped = _stopped(outcome.failure, case.hidden)
@@ -198,6 +198,16 @@ def grader_fault(what: str) -> Message:
 
 
 CLEAR = 0.05  # a difference that the eye sees
+
+
+def _with_dtype(case: Case) -> dict[str, object]:
+    """The inputs, led by the dtype and device where they are not torch's usual ones."""
+    shown: dict[str, object] = {}
+    if case.dtype not in ("", "float32"):
+        shown["dtype"] = case.dtype
+    if case.device != "cpu":
+        shown["device"] = case.device
+    return shown | dict(case.inputs)
 
 
 def _telling(

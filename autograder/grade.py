@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from autograder import delegation, devices, repair
 from autograder import lesson as lessons
 from autograder.course import Course, UserError
 from autograder.exercise import Case, Exercise, Failure, Outcome
-from autograder.judge import ExerciseResult, judge
+from autograder.judge import ExerciseResult, is_sound, judge
 from autograder.learn import fault
 from autograder.pairs import Pairs
 from autograder.sandbox import parent
@@ -50,6 +50,8 @@ class Round:
     pairs: dict[str, Pairs] = field(default_factory=dict)
     dry_runs: list[Case] = field(default_factory=list)  # on the meta device, for advice
     without_gpu: list[str] = field(default_factory=list)  # exercises that one would have checked
+    earlier: dict[str, Exercise] = field(default_factory=dict)  # of other lessons, used in this one
+    earlier_cases: list[Case] = field(default_factory=list)  # the bank's, to know who is to blame
 
     @property
     def points(self) -> float:
@@ -119,9 +121,9 @@ def new_round(course: Course, lesson: str, seed: int | None = None, device: str 
     on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
     release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
-    return Round(
-        lesson, release, exercises, cases + on_gpu, written, seed, pairs, dry_runs, without
-    )
+    cases += on_gpu
+    more = earlier_exercises(course, exercises)
+    return Round(lesson, release, exercises, cases, written, seed, pairs, dry_runs, without, *more)
 
 
 def needs_torch(exercises: Iterable[Exercise]) -> None:
@@ -240,8 +242,14 @@ def grade_notebook(
     cases = this.cases if cases is None else cases
     mended, repairs = repair.repaired(notebook, this.release)
     running = repair.to_run(mended, this.release)
-    every = [*cases, *this.dry_runs]
-    done = parent.run([source for _, source in running], every, this.exercises, limits)
+    every = [*this.earlier_cases, *cases, *this.dry_runs]
+    known = this.earlier | this.exercises
+    done = parent.run([source for _, source in running], every, known, limits)
+    sound = [
+        name
+        for name, exercise in this.earlier.items()
+        if is_sound(judge(exercise, _of(name, this.earlier_cases), done.outcomes), exercise)
+    ]
     exercises = []
     for name, exercise in this.exercises.items():
         outcomes = dict(done.outcomes)
@@ -252,7 +260,8 @@ def grade_notebook(
             named = delegation.found_in_source([source for _, source in running], exercise)
             seen = {case.id: outcomes[case.id] for case in own if case.id in outcomes}
             named = named or delegation.found_in_operations(seen, exercise)
-            result = judge(exercise, own, outcomes, named)
+            result = judge(exercise, own, outcomes, named, sound)
+            sound += [name] if is_sound(result, exercise) else []
             if name in this.pairs:
                 result = this.pairs[name].explained(result, outcomes)
             dry = [done.outcomes[c.id] for c in this.dry_runs
@@ -279,6 +288,22 @@ def grade_notebook(
     )
 
 
+def _of(name: str, cases: Iterable[Case]) -> list[Case]:
+    return [case for case in cases if case.exercise == name]
+
+
+def earlier_exercises(
+    course: Course, exercises: Mapping[str, Exercise]
+) -> tuple[dict[str, Exercise], list[Case]]:
+    """The exercises of other lessons that these use, and their cases of the bank."""
+    names = {name for exercise in exercises.values() for name in exercise.uses} - set(exercises)
+    found, cases = {}, []
+    for name in sorted(names):
+        lesson, found[name] = course.find(name)
+        cases += _of(name, course.bank(lesson))
+    return found, cases
+
+
 def check_notebook(
     notebook: NotebookNode,
     course: Course,
@@ -300,7 +325,8 @@ def check_notebook(
         references = lessons.References(lessons.read(course, lesson), course)
         pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
     cases += on_gpu
-    this = Round(lesson, release, exercises, cases, {}, 0, pairs, dry_runs, without)
+    more = earlier_exercises(course, exercises)
+    this = Round(lesson, release, exercises, cases, {}, 0, pairs, dry_runs, without, *more)
     return grade_notebook(notebook, this)
 
 

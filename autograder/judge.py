@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -88,16 +88,18 @@ def judge(
     cases: Sequence[Case],
     outcomes: Mapping[str, Outcome],
     delegated: str = "",
+    sound: Collection[str] = (),
 ) -> ExerciseResult:
     """Judge what the learner's object returned (by case id) against what each case expects.
 
     A case without an outcome counts as not attempted. Only arrays earn points; a failure that the
     sandbox reports explains, and can cost, but never earn. `delegated` names what did the work
     instead of the learner, where the exercise forbids it: right values then earn nothing.
+    `sound` names the earlier exercises that passed their own criteria: they are never blamed.
     """
     judged = [_Judged(c, [case for case in cases if case.criterion == c.name], outcomes)
               for c in exercise.criteria if c.kind != "form"]  # fmt: skip
-    found = {j.criterion.name: _explanations(exercise, j, judged) for j in judged}
+    found = {j.criterion.name: _explanations(exercise, j, judged, sound) for j in judged}
     results = {j.criterion.name: _values_result(exercise, j, found, judged) for j in judged}
     for criterion in exercise.criteria:
         if criterion.kind == "form":
@@ -215,12 +217,14 @@ class _Judged:
         return telling >= 2 and by_values >= 1
 
 
-def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]) -> list[Mistake]:
+def _explanations(
+    exercise: Exercise, judged: _Judged, everything: list[_Judged], sound: Collection[str]
+) -> list[Mistake]:
     """The mistakes that explain one failed criterion: of those that fit, the ones that also
     foretell the most of the other criteria."""
     if judged.verdict not in (FAILED, RAISED, INHERITED):
         return []
-    earlier = [m for m in _of_earlier(judged) if judged.explained_by(m)]
+    earlier = [m for m in _of_earlier(judged, sound) if judged.explained_by(m)]
     if judged.criterion.forward and not judged.forward_is_right:
         # a forward pass that shows the fault itself: what comes of it is not this exercise's
         earlier = [m for m in earlier if judged.forward_foretold(m)] or earlier
@@ -236,9 +240,16 @@ def _explanations(exercise: Exercise, judged: _Judged, everything: list[_Judged]
     return [m for m in fitting if reach[m.name] == max(reach.values())]
 
 
-def _of_earlier(judged: _Judged) -> list[Mistake]:
+def is_sound(result: ExerciseResult, exercise: Exercise) -> bool:
+    """Whether an exercise's values are right, so that nothing later can be blamed on it."""
+    kinds = {criterion.name: criterion.kind for criterion in exercise.criteria}
+    return all(c.verdict == PASSED for c in result.criteria if kinds[c.name] != "form")
+
+
+def _of_earlier(judged: _Judged, sound: Collection[str]) -> list[Mistake]:
     """The mistakes of earlier exercises that show here: right on top of something faulty."""
-    labels = {label for case in judged.cases for label in case.mistakes if ":" in label}
+    labels = {label for case in judged.cases for label in case.mistakes
+              if ":" in label and label.split(":")[0] not in sound}  # fmt: skip
     return [explain.earlier_mistake(label, judged.criterion.name) for label in sorted(labels)]
 
 
@@ -279,7 +290,12 @@ def _values_result(
         fine = (len(judged.cases) - len(all_troubled), len(judged.cases))
         troubled = judged.wrong or judged.stopped or judged.blank
         message = explain.criterion(exercise, criterion, troubled, fine, judged.outcome, mistakes)
-        if criterion.own and judged.wrong and not mistakes:
+        numbers = any(
+            (value := judged.outcome[case.id].outputs.get(name)) and value.array is not None
+            for case in judged.wrong
+            for name in criterion.own
+        )
+        if numbers and not mistakes:
             message = explain.with_forward(message, exercise, judged.forward_is_right)
     return CriterionResult(
         criterion.name,

@@ -25,6 +25,7 @@ from autograder.judge import (
     PASSED,
     CriterionResult,
     ExerciseResult,
+    is_sound,
     judge,
 )
 
@@ -131,8 +132,20 @@ def check_object(
         advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in dry)
     named = delegation.found_in_operations(outcomes, exercise)
     named = named or (exercise.forbids and _in_source(learners, exercise)) or ""
-    result = replace(judge(exercise, own, outcomes, named), notes=(*notes, *advice))
+    sound = _sound(exercise, uses, namespace or {}) if exercise.uses else ()
+    result = replace(judge(exercise, own, outcomes, named, sound), notes=(*notes, *advice))
     return result, captured.getvalue()[:4000]
+
+
+def _sound(exercise: Exercise, uses: Mapping[str, Any], namespace: Mapping[str, Any]) -> list[str]:
+    """The earlier exercises that pass their own checks."""
+    course, found = courses.current(), []
+    for name, obj in uses.items():
+        lesson, used = course.find(name)
+        result, _ = check_object(used, course.bank(lesson), obj, namespace)
+        if is_sound(result, used):
+            found.append(name)
+    return found
 
 
 def _in_source(learners: Any, exercise: Exercise) -> str:

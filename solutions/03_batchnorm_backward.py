@@ -162,7 +162,7 @@ edges = (
     "x centred,centred x_hat,x_hat out,x mean,mean centred,"
     "centred var,var std,std x_hat,gamma out,beta out"
 )
-routes = (  # the way back, its colour, its style, how far beside the forward arrow it is drawn
+paths = (  # the way back, its colour, its style, how far beside the forward arrow it is drawn
     ("direct", "x_hat centred x", BLUE, "-", 0.2),
     ("through the mean", "x_hat centred mean x", ORANGE, "--", 0.4),
     ("through the variance", "x_hat std var centred x", GREY, "-.", -0.2),
@@ -182,7 +182,7 @@ fig, axis = plt.subplots(figsize=(9, 3.6))
 for edge in edges.split(","):
     draw_edge(axis, *edge.split(), arrowstyle="->", linewidth=0.8, color="black", shrinkA=0)
 axis.plot([], [], color="black", linewidth=0.8, label="forward")
-for label, way, colour, style, shift in routes:
+for label, way, colour, style, shift in paths:
     stops = way.split()
     look = {"arrowstyle": "-|>", "linewidth": 1.8, "color": colour, "linestyle": style}
     for start, end in pairwise(stops):
@@ -204,9 +204,9 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
-# ### See: three routes in colour, and a fourth
+# ### See: three paths in colour, and a fourth
 #
-# - **Direct** (solid): through `centred`. This is the route of the first thought.
+# - **Direct** (solid): through `centred`. This is the path of the first thought.
 # - **Through the mean** (dashed): every sample was centred with it.
 # - **Through the variance** (dash-dotted): every sample was divided by its root.
 # - There is a fourth way, uncoloured. Find it now: the written question is about it.
@@ -317,7 +317,7 @@ for name, measured in ladder.items():
 # Check one with a pencil. Feature 0 has `centred` = 4, −4, 0, 0 and `std` = 3; `dx_hat` is
 # `dout * gamma` = 3, 0, 6, −3. So `dstd` = −(3·4)/9 = −1.3333.
 #
-# `dcentred` is all that arrives at `centred`, from both of its uses. If you go route by route
+# `dcentred` is all that arrives at `centred`, from both of its uses. If you go path by path
 # and never compute it, skip that rung.
 #
 # Nothing here is graded. Use the ladder when your `dx` is wrong and you want to know where.
@@ -327,13 +327,13 @@ for name, measured in ladder.items():
 # *45 points: dx 30, dgamma 10, dbeta 5.*
 #
 # Two ways to write it, both right: *node by node*, in the reverse order of the table above; or
-# *route by route*, three terms added at the end. In either case go from easy to hard and run the
+# *path by path*, three terms added at the end. In either case go from easy to hard and run the
 # check after each step.
 #
 # 1. `dbeta` and `dgamma`. Which shape does `gamma` have? Then that is the shape of `dgamma`.
 # 2. `dx_hat`, then what hangs on `var`.
 # 3. What hangs on `mean`.
-# 4. `dx`, the sum of what comes back on every route.
+# 4. `dx`, the sum of what comes back on every path.
 #
 # What to watch:
 #
@@ -367,10 +367,10 @@ def batchnorm_backward(dout, cache):
 # %% [markdown]
 # ## Your dx, taken apart
 #
-# One feature, six samples. Each route can be measured alone: let the nudged `x` act through that
-# route only, and hold the others still. How large is each contribution?
+# One feature, six samples. Each path can be measured alone: let the nudged `x` act through that
+# path only, and hold the others still. How large is each contribution?
 #
-# Guess two things. Which route gives every sample the same? And sample 4 has `dout` = 0: is its
+# Guess two things. Which path gives every sample the same? And sample 4 has `dout` = 0: is its
 # `dx` zero?
 
 # %% kind="demo"
@@ -428,7 +428,7 @@ print("   all " + " ".join(f"{n + 0:8.4f}" for n in total[:3]), " " * 8, f"{tota
 # - Sample 4: its own output does not matter to the loss, and its `dx` is −0.60 all the same. It
 #   moves the others.
 #
-# So each route has a simple form. Hold on to that; it is the one-line formula.
+# So each path has a simple form. Hold on to that; it is the one-line formula.
 #
 # ## A test that cannot fail
 #
@@ -437,7 +437,7 @@ print("   all " + " ".join(f"{n + 0:8.4f}" for n in total[:3]), " " * 8, f"{tota
 # is, `dout = 2 * out`.
 #
 # Four suspects stand beside yours: one returns zeros, one forgets gamma, one forgets the
-# variance's route, one treats both statistics as constants. Which loss finds whom? Guess, then
+# variance's path, one treats both statistics as constants. Which loss finds whom? Guess, then
 # run. (The tolerance is 1e-3, eps the default.)
 
 # %% kind="demo"
@@ -459,7 +459,7 @@ def suspects(dout):
         "yours": dx,
         "all zeros": np.zeros_like(dx),
         "forgets gamma": dx / suspect_gamma,
-        "forgets the variance's route": (g - g.mean(axis=0)) / std,
+        "forgets the variance's path": (g - g.mean(axis=0)) / std,
         "treats both as constants": g / std,
     }
 
@@ -488,7 +488,7 @@ for who, row in errors.items():
 # ### See: a gradient that is zero proves nothing
 #
 # `out.sum()` is $N\beta_j$ in every column, whatever `x` is. A constant has the gradient zero, so
-# zeros pass, and with them a formula that lacks a route and one that lacks gamma.
+# zeros pass, and with them a formula that lacks a path and one that lacks gamma.
 #
 # `(out**2).sum()` looks better and is the same trap: a column's sum of squares is
 # $N(\gamma^2\,\mathrm{Var}[\hat{x}]+\beta^2)$, and lesson 02 showed that
@@ -504,9 +504,9 @@ for who, row in errors.items():
 # ## One line
 #
 # Write $g = \mathrm{dout}\cdot\gamma$, $s=\sqrt{\sigma^2+\epsilon}$, and a bar for the mean over
-# the batch. The routes, for one column:
+# the batch. The paths, for one column:
 #
-# | route | contribution to $\mathrm{dx}_i$ |
+# | path | contribution to $\mathrm{dx}_i$ |
 # |---|---|
 # | direct | $g_i/s$ |
 # | through the mean | $\frac{1}{N}\sum_k(-g_k/s) = -\bar{g}/s$ |
@@ -801,7 +801,7 @@ print("the same once running_mean has seen b:  test and train differ by", text)
 #
 # ## What if the gradient did not know?
 #
-# Suppose you leave a route out. The code runs, the loss often goes down. What goes wrong?
+# Suppose you leave a path out. The code runs, the loss often goes down. What goes wrong?
 #
 # The paper that introduced BatchNorm has an answer (Ioffe and Szegedy 2015, section 2). A layer
 # adds a learned bias, $x = u + b$, and subtracts the mean, $\hat{x} = x - \bar{x}$. A gradient
@@ -893,10 +893,10 @@ for name, logs in runs.items():
 # `beta` give the loss what it wants; then `dout` goes to zero, and the growth stops. Wrong
 # gradient, perfect loss (0.0000). You will not see it by looking at the loss.
 #
-# ## What cutting a route does to the weights
+# ## What cutting a path does to the weights
 #
 # One more line of algebra, before a network. Let an affine layer stand in front, $a = Xw + b$, so
-# that $\mathrm{dw} = X^{\top}\mathrm{da}$. What does the mean's route contribute to `dw`?
+# that $\mathrm{dw} = X^{\top}\mathrm{da}$. What does the mean's path contribute to `dw`?
 #
 # $$X^{\top}(g-\bar{g}) = (X-\bar{X})^{\top} g$$
 #
@@ -904,25 +904,25 @@ for name, logs in runs.items():
 # get an extra $\bar{X}^{\top}g$, a push along the inputs' mean. For the most part that shifts $a$,
 # and BatchNorm takes the shift away again; the rest, since no two inputs are equally bright, is a
 # change that the loss did not ask for. This predicts something you can test: **cutting the mean's
-# route should hurt when the inputs have a mean far from zero, and hurt little when they are
+# path should hurt when the inputs have a mean far from zero, and hurt little when they are
 # centred.** Digits are a fair test: pixels from 0 to 1. (Behind a ReLU the inputs of the next
 # layer have a positive mean again. So the cure can be partial only.)
 #
-# The variance's route removes the part along `x_hat`, that is, the push on the *size* of `w`.
+# The variance's path removes the part along `x_hat`, that is, the push on the *size* of `w`.
 # Without it the prediction is growth, as above.
 #
-# ## Training with routes cut
+# ## Training with paths cut
 #
 # A network of three affine-BatchNorm-ReLU layers of 24 units and an affine layer, on 8 × 8 digits:
 # 1,000 images to train on, 400 to choose the learning rate, 397 for the last word. Four arms: no
-# route cut, the mean's, the variance's, both. Each arm gets the same five learning rates and the
+# path cut, the mean's, the variance's, both. Each arm gets the same five learning rates and the
 # same five seeds (a seed sets the split, the batches and the first weights), 200 steps of plain
 # gradient descent, batches of 32. The reported test accuracy is at the arm's own best rate.
 #
 # In the figure a point is the mean of the seeds, and its bar reaches from the best to the worst.
 #
 # Then everything once more with centred pixels. All the networks train side by side in one array,
-# so the cell has its own BatchNorm with a switch for each route.
+# so the cell has its own BatchNorm with a switch for each path.
 
 # %% kind="demo"
 from itertools import pairwise
@@ -1069,14 +1069,14 @@ for which, results in trained.items():
 # differently.
 #
 # - **Nothing blows up** at ordinary rates. The forward pass still normalizes, `gamma` and `beta`
-#   learn, and each arm has a rate at which it gets above 90 %. A missing route is a quiet bug.
+#   learn, and each arm has a rate at which it gets above 90 %. A missing path is a quiet bug.
 # - **Mean cut** (left, dashed): at rate 0.1 about 86 % in place of 95 %. Tuned, two points are
 #   missing, and all five seeds lie below those of the whole gradient. The hidden biases, which
 #   should stay at zero, have moved by 0.35 on average.
 # - **The prediction** (middle): with centred pixels most of that handicap is gone. At rate 0.1 one
-#   point is left; tuned, half a point, which is within the spread of the seeds. The arms that keep
-#   the mean's route do not care about centring at all: their rows are the same in both tables but
-#   for rounding, as $(X-\bar{X})^{\top} g$ says they must be.
+#   point is left; tuned, half a point, less than the seeds spread (4 of 5 seeds are below, so a
+#   rest may be real). The arms that keep the mean's path do not care about centring at all: their
+#   rows are the same in both tables but for rounding, as $(X-\bar{X})^{\top} g$ says they must be.
 # - **Variance cut** (dash-dotted): at the best rate we see **no difference** in accuracy, neither
 #   here nor with five other seeds. What we do see is the growth (right): at rate 0.1 the weights
 #   have grown by 13 %, with the whole gradient by 1 %. And at rate 3 it often fails (left), where
@@ -1115,20 +1115,20 @@ print("by deviations", by_deviations(bench_x, bench_mean))
 print("by squares   ", by_squares(bench_x, bench_mean))
 
 # %% [markdown]
-# ## Written question: the silent route
+# ## Written question: the silent path
 #
 # *15 points, graded by hand.*
 #
-# Four routes lead back from `x_hat` to `x` in the graph. One of them contributes nothing, whatever
+# Four paths lead back from `x_hat` to `x` in the graph. One of them contributes nothing, whatever
 # `x` and `dout` are.
 #
 # 1. Which one? Prove it, and give the shapes on the way.
 # 2. Somebody computes `var = (x**2).mean(axis=0) - mean**2`, the same number on paper. Which
-#    routes are there now, and is the one from `var` to `mean` still silent? What becomes of `dx`
+#    paths are there now, and is the one from `var` to `mean` still silent? What becomes of `dx`
 #    if it is left out, and when would that do no harm?
-# 3. In floating point, what does the silent route add in the first way? And what happens in the
+# 3. In floating point, what does the silent path add in the first way? And what happens in the
 #    second way when the mean is far larger than the standard deviation?
-# 4. Three colleagues each leave one route out of a backward pass that is otherwise right: the
+# 4. Three colleagues each leave one path out of a backward pass that is otherwise right: the
 #    silent one, the mean's (dashed in the graph), the variance's (dash-dotted). What will each see
 #    in training? Support it with an experiment, of this lesson or your own.
 
@@ -1136,7 +1136,7 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # ### BEGIN SOLUTION
 # **Model answer.**
 #
-# *1.* The route `x_hat` → `std` → `var` → `centred` → `mean` → `x`: the variance's own use of the
+# *1.* The path `x_hat` → `std` → `var` → `centred` → `mean` → `x`: the variance's own use of the
 # mean. With $\mathrm{var}_j = \frac{1}{N}\sum_i (x_{ij}-\mu_j)^2$, and $\mu_j$ moved alone,
 #
 # $$\frac{\partial\,\mathrm{var}_j}{\partial \mu_j} = -\frac{2}{N}\sum_{i=1}^{N} (x_{ij}-\mu_j) = 0,
@@ -1148,7 +1148,7 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # which the squared deviations are smallest, and at a minimum the slope is zero.)
 #
 # *2.* Now `x` reaches `var` by its squares, with slope $2x_{ij}/N$, and by the mean, with slope
-# $-2\mu_j$. That route is not silent, unless $\mu_j = 0$. With both,
+# $-2\mu_j$. That path is not silent, unless $\mu_j = 0$. With both,
 #
 # $$\mathrm{dvar}_j\,\Big(\frac{2x_{ij}}{N} - \frac{2\mu_j}{N}\Big)
 # = \mathrm{dvar}_j\,\frac{2(x_{ij}-\mu_j)}{N},$$
@@ -1165,18 +1165,18 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # about 1e-4 of `dx`, on top of what the variance itself has lost (lesson 02: there is
 # nothing left of it when $\mu^2$ drowns it).
 #
-# *4.* *Silent route out:* nothing. The same `dx` to rounding, so the same training; it is right to
-# leave it out. *Mean's route out:* `dx` no longer adds up to zero, so `db` is not zero, and biases
+# *4.* *Silent path out:* nothing. The same `dx` to rounding, so the same training; it is right to
+# leave it out. *Mean's path out:* `dx` no longer adds up to zero, so `db` is not zero, and biases
 # and weights are pushed where BatchNorm takes the push away: in the paper's layer `b` grew by 0.1
 # a step and the loss stayed; on digits at rate 0.1, 86 % in place of 95 %, mean |b| 0.35 in place
-# of 0, cured in part by centred pixels. *Variance's route out:* `dx` has a part along `x_hat`, the
+# of 0, cured in part by centred pixels. *Variance's path out:* `dx` has a part along `x_hat`, the
 # weights are pushed to another size although their size has no effect: 13 % growth in place of 1 %
 # at rate 0.1, no visible loss of accuracy at the best rate, trouble at the largest. In none of the
 # cases does the loss alone give it away.
 #
 # **Rubric:**
 #
-# - 2 points: names the route from the variance to the mean (`var` → `centred` → `mean`).
+# - 2 points: names the path from the variance to the mean (`var` → `centred` → `mean`).
 # - 3 points: the proof: slope $-\frac{2}{N}\sum(x-\mu)$ (1), zero by the definition of the mean
 #   (1), for any `dout`, with the shapes (1).
 # - 2 points: by squares, slope $-2\mu$, not silent unless the mean is zero.
@@ -1187,7 +1187,7 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 #   slower (1), push along `x_hat`, weights grow (1).
 # - 1 point: an experiment with its outcome.
 #
-# "The mean's route, because the column of `dx` adds up to zero" confuses the two: no points for
+# "The mean's path, because the column of `dx` adds up to zero" confuses the two: no points for
 # naming, the rest as it stands.
 # ### END SOLUTION
 
@@ -1202,7 +1202,7 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # - Columns of `dx` add up to zero, so a bias in front of BatchNorm gets no gradient.
 # - Test with a random `dout`, few samples and a large $\epsilon$. With a `dout` of ones, or twice
 #   `out`, the true gradient is next to nothing, and zeros pass.
-# - A lost route does not raise an error and need not stop the loss. It pushes weights and biases
+# - A lost path does not raise an error and need not stop the loss. It pushes weights and biases
 #   where the output cannot follow.
 #
 # `progress()` shows what is left. Next: lesson 04, images, and a layer with a state.
@@ -1226,7 +1226,7 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # - Odyssey, issue [#3282](https://github.com/HomericIntelligence/Odyssey/issues/3282) and pull
 #   request [#3662](https://github.com/HomericIntelligence/Odyssey/pull/3662): a `dout` of ones,
 #   and the sum of squares.
-# - People ask about the fourth route again and again. Answer the written question first, then read
+# - People ask about the fourth path again and again. Answer the written question first, then read
 #   Caffe [#3878](https://github.com/BVLC/caffe/issues/3878), Darknet
 #   [#29](https://github.com/pjreddie/darknet/pull/29) and TensorFlow
 #   [#19609](https://github.com/tensorflow/tensorflow/pull/19609).

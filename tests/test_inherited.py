@@ -122,3 +122,25 @@ def test_a_faulty_backward_pass_is_reported_once_where_another_exercise_uses_it(
     failing = set(verdicts(by_name["affine_bn_relu_backward"]).values()) - {"passed"}
     assert failing <= {"inherited", "not checked"}
     assert by_name["batchnorm_backward_alt"].verdict == "passed"
+
+
+def test_a_sound_earlier_exercise_is_never_blamed_for_the_same_fault_in_ones_own_arithmetic():
+    lesson = "04_batchnorm_module"
+    _, spatial = OURS.find("spatial_batchnorm_forward")
+    given = references(OURS, lesson)
+
+    def own_arithmetic(x, gamma, beta, bn_param):
+        """The right function, but for a running_var that is unbiased."""
+        out, cache = given.load("spatial_batchnorm_forward")(x, gamma, beta, bn_param)
+        if bn_param["mode"] == "train":
+            n = x.size // x.shape[1]
+            momentum = bn_param.get("momentum", 0.9)
+            extra = (1 - momentum) * x.var(axis=(0, 2, 3)) / (n - 1)
+            bn_param["running_var"] = bn_param["running_var"] + extra
+        return out, cache
+
+    namespace = {"batchnorm_forward": given.load("batchnorm_forward")}
+    result, _ = check_object(spatial, OURS.bank(lesson), own_arithmetic, namespace)
+    found = at_criterion(result, "running averages")
+    assert found.verdict == "failed"
+    assert not any(":" in name for name in found.mistakes)

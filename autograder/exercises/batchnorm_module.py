@@ -198,7 +198,7 @@ def one_value(learner, x, running_mean, running_var, device, dtype, **settings):
 
 
 # Cases: every channel is skewed, so that its samples, rows and pixels have means of their own. All
-# x are multiples of 1/8 or 1/1024, which every dtype holds exactly.
+# x are multiples of 1/8 or 1/1024, which float32 holds exactly.
 
 
 def images(rng, shape, *channels):
@@ -348,7 +348,8 @@ def module_evaluation_cases(rng):
     """
     made = spatial_evaluation_cases(rng)
     made["tiny-variance"] = layer(rng, (3, 1, 2), (0, 0.008), (1, 4), eps=1e-5, momentum=0.3)
-    made["one-value"] = layer(rng, (1, 1, 1), (0.005, 0.01), (3, 1))
+    made["one-value"] = plain(images(rng, (1, 1, 1), (0.005, 0.01), (3, 1)))
+    made["one-value"] |= {"gamma": near(rng, 2, 0.7), "beta": near(rng, 0.5, -0.4)}
     for name, var in (("tiny-variance", 8e-6), ("one-value", 4e-6)):
         stored = {"running_mean": np.array([0.002, 2.0]), "running_var": np.array([var, 3.0])}
         made[name] |= stored
@@ -1262,8 +1263,8 @@ MODULE_STATE = (
             [("        wide = ", "        if x.numel() == x.shape[1]:\n            "
               "raise ValueError('one value per channel')\n        wide = ")]),
     ), right="that one value is refused in training"),
-    at("precision")("COMPUTED-IN-HALF", "the statistics are computed in half precision",
-        "What is 300 squared in float16?",
+    at("precision")("COMPUTED-IN-HALF", "part of the work runs in half precision",
+        "What is 300 squared in float16? Which lines need float32?",
         ("x.float() if x.dtype in (torch.float16, torch.bfloat16) else x", "x"), rung=2),
     at("stability")("VAR-BY-SQUARES", "the variance is mean(x**2) - mean**2: it cancels",
         "Subtract the mean first, then square.",
