@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -208,6 +209,18 @@ def test_names_are_unique_and_texts_are_there(
         assert mistake.name == mistake.name.upper()
         assert 0 < len(mistake.diagnosis) <= 60
         assert mistake.next
+
+
+@pytest.mark.parametrize("lesson", OURS.lessons)
+def test_the_table_of_parts_in_a_lesson_has_the_points_of_its_module(lesson: str) -> None:
+    text = solved(OURS, lesson).cells[0].source
+    told = {
+        name: float(points) for name, points in re.findall(r"^\| `(\w+)` \| (\d+) ", text, re.M)
+    }
+    assert told == {e.name: e.points for e in OURS.exercises_of(lesson).values()}
+    written = re.search(r"^\| written question \| (\d+) ", text, re.M)
+    assert written
+    assert float(written[1]) == solved(OURS, lesson).manual_points
 
 
 # ---- 7: what is generated ------------------------------------------------------------------
