@@ -143,7 +143,7 @@ def seed(folder: Path, name: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _round(course: Course, name: str, number: int, device: str = "cpu") -> Round:
+def _round(course: Course, name: str, number: int, device: str = "auto") -> Round:
     return grade.new_round(course, name, number, device)
 
 

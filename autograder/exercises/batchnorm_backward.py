@@ -985,6 +985,19 @@ it. Keep for the way back: x, w, BatchNorm's own cache, and where ReLU cut.""",
     y, bn_cache = batchnorm_forward(a, gamma, beta, bn_param)
     return np.clip(y, 0, None), (x, w, bn_cache, y > 0)
 """,
+        "einsum": """def affine_bn_relu_forward(x, w, b, gamma, beta, bn_param):
+    a = np.einsum("nd,dm->nm", x, w)
+    a += b
+    y, bn_cache = batchnorm_forward(a, gamma, beta, bn_param)
+    return np.where(y > 0, y, 0.0), [x, w, bn_cache]
+""",
+        "unit by unit": """def affine_bn_relu_forward(x, w, b, gamma, beta, bn_param):
+    a = np.stack([x @ w[:, j] + b[j] for j in range(w.shape[1])], axis=1)
+    y, bn_cache = batchnorm_forward(a, gamma, beta, bn_param)
+    class Cache:
+        inputs, normalized = (x, w), bn_cache
+    return (y + np.abs(y)) / 2, Cache()
+""",
     },
     solution_note="The cache holds what the way back needs of each layer: x and w, BatchNorm's\n"
     "own cache, and out, whose zeros say where ReLU cut.",
@@ -1165,6 +1178,12 @@ are done: why does b not matter to the loss?""",
     dgamma, dbeta = (dy * x_hat).sum(axis=0), dy.sum(axis=0)
     da = (dy - (dbeta + x_hat * dgamma) / len(dy)) * gamma / np.sqrt(var + eps)
     return da @ w.T, x.T @ da, da.sum(axis=0), dgamma, dbeta
+""",
+        "einsum": """def affine_bn_relu_backward(dout, cache):
+    x, w, bn_cache, out = cache
+    da, dgamma, dbeta = batchnorm_backward(np.einsum("nm,nm->nm", dout, out > 0), bn_cache)
+    dx, dw = np.einsum("nm,dm->nd", da, w), np.einsum("nd,nm->dm", x, da)
+    return dx, dw, np.ones(len(da)) @ da, dgamma, dbeta
 """,
     },
     solution_note="db is 0 up to rounding: BatchNorm takes the mean away, and b with it. That is\n"
