@@ -107,7 +107,7 @@ def inherited(
     follow = f'Mend {used} first: check("{used}"), then check again'
     rows = [] if case.hidden else [("given", given(case.inputs))]
     return Message(
-        f"{name} is right for your forward pass, which is not the reference's",
+        f"{name} is right for your forward pass, which is another than ours",
         (
             *rows,
             ("right", "this gradient: it agrees with central differences of your own forward"),

@@ -257,9 +257,9 @@ def _only_noise(judged: _Judged, everything: list[_Judged]) -> bool:
     """Whether the same probe is right elsewhere, in full precision, and wrong only here."""
     others = [j for j in everything if j.criterion.probe is judged.criterion.probe and j != judged]
     low = any(
-        value.dtype in LOW
-        for outcome in judged.outcome.values()
-        for value in outcome.outputs.values()
+        value.dtype in LOW and case.expected.outputs.get(name, ABSENT).dtype == "float64"
+        for case in judged.cases
+        for name, value in judged.outcome[case.id].outputs.items()
     )
     return not judged.stopped and not low and all(j.verdict == PASSED for j in others)
 

@@ -7,6 +7,7 @@ written, demo; check cells are put in by the build, one behind each exercise.
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -438,6 +439,8 @@ def all_cases(
 ) -> list[Case]:
     """Cases of several exercises; each exercise has its own stream of random numbers."""
     made: list[Case] = []
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # tiny arrays: more threads only wait for each other
     for exercise in exercises:
         words = [ord(letter) for letter in exercise.name]
         rng = np.random.default_rng(np.random.SeedSequence([seed, *words]))

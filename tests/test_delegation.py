@@ -161,3 +161,38 @@ def test_a_fault_that_nothing_explains_stays_without_a_name(pairs):
     found = pairs.explained(judge.judge(pairs.exercise, pairs.cases, outcomes), outcomes)
     assert found.criteria[0].verdict == "failed"
     assert found.criteria[0].pair == found.criteria[0].mistakes == ()
+
+
+# ---- what lesson 04 asks for -------------------------------------------------------------------
+
+MODULE = "04_batchnorm_module"
+
+
+def test_pytorchs_own_layer_agrees_with_every_value_and_is_delegated():
+    _, exercise = OURS.find("BatchNorm2d")
+    result, _ = check_object(exercise, OURS.bank(MODULE), torch.nn.BatchNorm2d)
+    assert set(verdicts(result).values()) == {"delegated"}
+    assert result.earned == 0
+    permitted, _ = check_object(
+        replace(exercise, forbids=()), OURS.bank(MODULE), torch.nn.BatchNorm2d
+    )
+    assert permitted.earned == exercise.points
+
+
+@pytest.mark.parametrize("variant", OURS.find("BatchNorm2d")[1].variants)
+def test_right_modules_are_neither_delegated_nor_advised_against(variant):
+    _, exercise = OURS.find("BatchNorm2d")
+    learners = references(OURS, MODULE).variant(exercise, variant)
+    result, _ = check_object(exercise, OURS.bank(MODULE), learners)
+    assert result.verdict == "passed"
+    assert [note for note in result.notes if note != devices.NO_GPU] == []
+
+
+def test_unregistered_buffers_are_advised_against_where_there_is_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the values decide")
+    _, exercise = OURS.find("BatchNorm2d")
+    wrong = next(m for m in exercise.mistakes if m.name == "NOT-BUFFERS")
+    learners = references(OURS, MODULE).mistaken(exercise, wrong)
+    result, _ = check_object(exercise, OURS.bank(MODULE), learners)
+    assert any("meets tensors on two devices" in note for note in result.notes)

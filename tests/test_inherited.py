@@ -70,7 +70,7 @@ def test_right_for_a_faulty_forward_pass_is_inherited_and_names_what_to_mend():
     assert at_criterion(result, "dx").verdict == "inherited"
     assert result.earned < BACKWARD.points
     said = text(result)
-    assert "dx is right for your forward pass, which is not the reference's" in said
+    assert "dx is right for your forward pass, which is another than ours" in said
     assert 'Mend batchnorm_forward first: check("batchnorm_forward")' in said
 
 

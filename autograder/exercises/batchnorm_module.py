@@ -409,7 +409,7 @@ def one_value_cases(rng):
     return {
         "one-value-of-two-channels": {"x": first, "running_mean": mean, "running_var": var},
         "one-value-of-three-channels": stored((1, 1, 1), (1, 2), (-1, 3), (2, 4), eps=0.1),
-        "one-value-of-one-channel": stored((1, 1, 1), (2, 1), momentum=None),
+        "one-value-of-one-channel": stored((1, 1, 1), (-2, 1), momentum=None),
         "one-sample": stored((1, 2, 3), (1, 3), (2, -2)),
         "one-sample-of-two-pixels": stored((1, 1, 2), (1, 4), momentum=0.3),
         "one-pixel": stored((3, 1, 1), (1, 3), (2, -2), eps=0.1),
@@ -1436,11 +1436,11 @@ BatchNorm2d = Exercise(
     ),
     criteria=(
         Criterion("training values", 8, step, module_training_cases, ("out",),
-                  dtypes=("float32", "float64"), condition=batch_condition),
+                  dtypes=("float32", "float64"), condition=batch_condition, meta=True),
         Criterion("running averages", 8, steps, module_running_cases, AVERAGES,
-                  condition=batch_condition),
+                  condition=batch_condition, meta=True),
         Criterion("evaluation", 6, evaluate_module, module_evaluation_cases,
-                  ("out", "out_again", "dx", *AVERAGES), condition=running_condition),
+                  ("out", "out_again", "dx", *AVERAGES), condition=running_condition, meta=True),
         Criterion("gradients", 5, gradients, gradient_cases,
                   ("dx", "dweight", "dbias", "dx_earlier"), dtypes=("float64",),
                   own={"dx": "dx_own"}, forward=("out",)),
