@@ -324,7 +324,7 @@ for name, measured in ladder.items():
 #
 # ## Your turn: batchnorm_backward
 #
-# *45 points: dx 30, dgamma 10, dbeta 5.*
+# *45 points: dx 28, dgamma 10, dbeta 5, form 2.*
 #
 # Two ways to write it, both right: *node by node*, in the reverse order of the table above; or
 # *path by path*, three terms added at the end. In either case go from easy to hard and run the
