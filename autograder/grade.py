@@ -245,11 +245,11 @@ def grade_notebook(
     every = [*this.earlier_cases, *cases, *this.dry_runs]
     known = this.earlier | this.exercises
     done = parent.run([source for _, source in running], every, known, limits)
-    sound = [
-        name
+    sound = {
+        name: exercise
         for name, exercise in this.earlier.items()
         if is_sound(judge(exercise, _of(name, this.earlier_cases), done.outcomes), exercise)
-    ]
+    }
     exercises = []
     for name, exercise in this.exercises.items():
         outcomes = dict(done.outcomes)
@@ -261,7 +261,8 @@ def grade_notebook(
             seen = {case.id: outcomes[case.id] for case in own if case.id in outcomes}
             named = named or delegation.found_in_operations(seen, exercise)
             result = judge(exercise, own, outcomes, named, sound)
-            sound += [name] if is_sound(result, exercise) else []
+            if is_sound(result, exercise):
+                sound[name] = exercise
             if name in this.pairs:
                 result = this.pairs[name].explained(result, outcomes)
             dry = [done.outcomes[c.id] for c in this.dry_runs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from autograder import explain
@@ -25,6 +26,7 @@ DELEGATED = "delegated"
 
 OWN_TOLERANCE = 1e-5  # of central differences; a wrong gradient is off by far more
 
+EMPTY: Mapping[str, Exercise] = MappingProxyType({})
 BLANK = Failure("raised", "NotImplementedError")
 
 
@@ -88,14 +90,15 @@ def judge(
     cases: Sequence[Case],
     outcomes: Mapping[str, Outcome],
     delegated: str = "",
-    sound: Collection[str] = (),
+    sound: Mapping[str, Exercise] = EMPTY,
 ) -> ExerciseResult:
     """Judge what the learner's object returned (by case id) against what each case expects.
 
     A case without an outcome counts as not attempted. Only arrays earn points; a failure that the
     sandbox reports explains, and can cost, but never earn. `delegated` names what did the work
     instead of the learner, where the exercise forbids it: right values then earn nothing.
-    `sound` names the earlier exercises that passed their own criteria: they are never blamed.
+    `sound` holds the earlier exercises that passed their own criteria: they are never blamed;
+    what looks like one of their mistakes is then this exercise's own.
     """
     judged = [_Judged(c, [case for case in cases if case.criterion == c.name], outcomes)
               for c in exercise.criteria if c.kind != "form"]  # fmt: skip
@@ -218,13 +221,17 @@ class _Judged:
 
 
 def _explanations(
-    exercise: Exercise, judged: _Judged, everything: list[_Judged], sound: Collection[str]
+    exercise: Exercise,
+    judged: _Judged,
+    everything: list[_Judged],
+    sound: Mapping[str, Exercise],
 ) -> list[Mistake]:
     """The mistakes that explain one failed criterion: of those that fit, the ones that also
     foretell the most of the other criteria."""
     if judged.verdict not in (FAILED, RAISED, INHERITED):
         return []
-    earlier = [m for m in _of_earlier(judged, sound) if judged.explained_by(m)]
+    of_others = [m for m in _of_earlier(judged) if judged.explained_by(m)]
+    earlier = [m for m in of_others if m.name.split(":")[0] not in sound]
     if judged.criterion.forward and not judged.forward_is_right:
         # a forward pass that shows the fault itself: what comes of it is not this exercise's
         earlier = [m for m in earlier if judged.forward_foretold(m)] or earlier
@@ -233,11 +240,20 @@ def _explanations(
         fitting = []
     if not fitting and judged.verdict != INHERITED:
         fitting = [m for m in exercise.mistakes if judged.explained_by(m)]
-    fitting = fitting or earlier
+    fitting = fitting or earlier or of_others
     if not fitting and judged.criterion.kind == "stability" and _only_noise(judged, everything):
         return [m for m in exercise.mistakes if m.at == judged.criterion.name]
     reach = {m.name: sum(other.predicts(m) for other in everything) for m in fitting}
-    return [m for m in fitting if reach[m.name] == max(reach.values())]
+    best = [m for m in fitting if reach[m.name] == max(reach.values())]
+    return [_own(m, sound) for m in best]
+
+
+def _own(mistake: Mistake, sound: Mapping[str, Exercise]) -> Mistake:
+    """A mistake of a sound earlier exercise, made again in the learner's own arithmetic."""
+    used, _, name = mistake.name.partition(":")
+    if used not in sound:
+        return mistake
+    return next(m for m in sound[used].mistakes if m.name == name)
 
 
 def is_sound(result: ExerciseResult, exercise: Exercise) -> bool:
@@ -246,10 +262,9 @@ def is_sound(result: ExerciseResult, exercise: Exercise) -> bool:
     return all(c.verdict == PASSED for c in result.criteria if kinds[c.name] != "form")
 
 
-def _of_earlier(judged: _Judged, sound: Collection[str]) -> list[Mistake]:
+def _of_earlier(judged: _Judged) -> list[Mistake]:
     """The mistakes of earlier exercises that show here: right on top of something faulty."""
-    labels = {label for case in judged.cases for label in case.mistakes
-              if ":" in label and label.split(":")[0] not in sound}  # fmt: skip
+    labels = {label for case in judged.cases for label in case.mistakes if ":" in label}
     return [explain.earlier_mistake(label, judged.criterion.name) for label in sorted(labels)]
 
 

@@ -132,19 +132,19 @@ def check_object(
         advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in dry)
     named = delegation.found_in_operations(outcomes, exercise)
     named = named or (exercise.forbids and _in_source(learners, exercise)) or ""
-    sound = _sound(exercise, uses, namespace or {}) if exercise.uses else ()
+    sound = _sound(uses, namespace or {})
     result = replace(judge(exercise, own, outcomes, named, sound), notes=(*notes, *advice))
     return result, captured.getvalue()[:4000]
 
 
-def _sound(exercise: Exercise, uses: Mapping[str, Any], namespace: Mapping[str, Any]) -> list[str]:
+def _sound(uses: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Exercise]:
     """The earlier exercises that pass their own checks."""
-    course, found = courses.current(), []
+    course, found = courses.current(), dict[str, Exercise]()
     for name, obj in uses.items():
         lesson, used = course.find(name)
         result, _ = check_object(used, course.bank(lesson), obj, namespace)
         if is_sound(result, used):
-            found.append(name)
+            found[name] = used
     return found
 
 

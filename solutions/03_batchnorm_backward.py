@@ -6,8 +6,8 @@
 #
 # **Time** 150 minutes: 110 for the parts below, 40 for reading. **Difficulty** 4 of 5.
 #
-# **You need** lesson 02: `batchnorm_forward`; and the chain rule. How to check a gradient by central
-# differences is shown on the way.
+# **You need** lesson 02: `batchnorm_forward`; and the chain rule. How to check a gradient by
+# central differences is shown on the way.
 #
 # | part | points | minutes |
 # |---|---|---|
