@@ -64,3 +64,22 @@ def test_the_wheel_ships_package_bank_and_notebooks_but_no_solutions(tmp_path):
     assert "autograder/sandbox/child.py" in names
     assert "autograder/templates/report.html.j2" in names
     assert not [name for name in names if "solutions" in name or name.startswith("tests")]
+
+
+def test_the_message_that_the_readme_shows_is_what_a_learner_gets():
+    from helpers import OURS, at_criterion, patched
+
+    from autograder.display import block
+    from autograder.learn import check_object
+
+    lesson, exercise = OURS.find("batchnorm_forward")
+    flipped = patched(
+        "batchnorm_forward",
+        ("momentum * running_mean + (1 - momentum) * mean",
+         "(1 - momentum) * running_mean + momentum * mean"),
+        ("momentum * running_var + (1 - momentum) * var",
+         "(1 - momentum) * running_var + momentum * var"),
+    )  # fmt: skip
+    result, _ = check_object(exercise, OURS.bank(lesson), flipped)
+    shown = "\n".join(block(exercise.name, at_criterion(result, "running averages")))
+    assert shown in (ROOT / "README.md").read_text()
