@@ -172,9 +172,12 @@ def described_exception(error: BaseException) -> dict[str, Any]:
         while trace is not None and len(frames) < 200:
             frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
             trace = trace.tb_next
-        learners = [number for file, number in frames[2:] if file == frames[2][0]]
+        # behind our two frames; not in a library's, as torch's between a module and its forward
+        learners = [
+            (f, n) for f, n in frames[2:] if "-packages" not in f and not f.startswith("<f")
+        ]
         if learners:
-            line, code = learners[-1], linecache.getline(frames[2][0], learners[-1])
+            line, code = learners[-1][1], linecache.getline(*learners[-1])
         if isinstance(error, SyntaxError):
             message, line, code = str(error.msg), int(error.lineno or 0), str(error.text or "")
     return {

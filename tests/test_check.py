@@ -337,3 +337,25 @@ def test_nothing_in_the_notebook_goes_to_stderr(executed) -> None:
 
 def test_a_learner_imports_three_names() -> None:
     assert set(autograder.__all__) == {"check", "hint", "progress"}
+
+
+def test_the_line_of_an_exception_is_the_learners_own_even_inside_a_torch_module(tmp_path):
+    import torch
+
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n\n"
+        "class Scale(torch.nn.Module):\n"
+        "    def __init__(self, num_features):\n"
+        "        super().__init__()\n"
+        "        self.gamma = torch.nn.Parameter(torch.ones(num_features))\n\n"
+        "    def forward(self, x):\n"
+        "        raise IndexError('here')\n"
+    )
+    names: dict = {"__name__": "mine", "torch": torch}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    _, exercise = TOY.find("Scale")
+    result, _ = check_object(exercise, TOY.bank("02_scale"), names["Scale"])
+    rows = dict(result.criteria[0].message.rows)
+    assert rows["error"] == "IndexError: here"
+    assert rows["line"] == "9: raise IndexError('here')"
