@@ -85,9 +85,7 @@ def create(folder: Path, course: Course, inside_checkout: bool = False) -> list[
     Touches neither submissions nor the gradebook. Raises UserError inside the repository:
     students' records never belong into git.
     """
-    checkout = (
-        course.solved("").parent.parent if course.solutions is None else course.solutions.parent
-    )
+    checkout = course.solved("").parent.parent
     if not inside_checkout and folder.resolve().is_relative_to(checkout.resolve()):
         raise UserError(
             f"{folder} lies inside the repository, and students' records never belong into git: "
@@ -263,7 +261,7 @@ def grade_works(
     works: Sequence[Work],
     jobs: int | None = None,
     tell: Callable[[Result], None] = lambda result: None,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[Result]:
     """Grade, then fill the gradebook and autograded/, one submission after the other."""
     config = _config(folder)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autograder.exercise import Case, Exercise, Failure, Outcome
-from autograder.values import from_json, to_json
+from autograder.values import from_json, input_from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parent
 DIGITS = 10  # of a float in the bank: processors differ in the last few of the sixteen
@@ -195,16 +195,6 @@ def cases_from_json(data: dict[str, Any]) -> Iterator[Case]:
                     LazyOutcomes(case.get("mistakes", {}), expected),
                     dtype=case.get("dtype", ""),
                 )
-
-
-def input_from_json(data: Any) -> Any:
-    """An input as probes take it: array, number, string or None."""
-    if data is None or isinstance(data, (str, bool)):
-        return data
-    value = from_json(data)
-    if value.type in ("float", "int") and value.array is not None:
-        return value.array.item()
-    return value.array.astype(value.dtype) if value.array is not None else None
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:

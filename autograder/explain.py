@@ -103,7 +103,7 @@ def inherited(
     """The message for a gradient that is right for a forward pass that is not."""
     case = _telling(criterion, wrong, outcomes)
     name, _ = _first_difference(criterion, case, outcomes[case.id])
-    used = exercise.uses[0] if exercise.uses else "your forward pass"
+    used = _forward_of(exercise)
     follow = f'Mend {used} first: check("{used}"), then check again'
     rows = [] if case.hidden else [("given", given(case.inputs))]
     return Message(
@@ -116,12 +116,17 @@ def inherited(
     )
 
 
+def _forward_of(exercise: Exercise) -> str:
+    """The exercise that a backward pass belongs to, as a message calls it."""
+    return exercise.uses[0] if exercise.uses else "your forward pass"
+
+
 def with_forward(message: Message, exercise: Exercise, forward_is_right: bool) -> Message:
     """Say whether the forward pass is to blame for a wrong gradient."""
     if forward_is_right:
         extra = ("forward", "yours is right; this gradient is wrong even for it")
     else:
-        used = exercise.uses[0] if exercise.uses else "your forward pass"
+        used = _forward_of(exercise)
         extra = ("forward", f"yours is not the reference's either: mend {used} first")
     place = len(message.rows) - 1
     return Message(message.headline, (*message.rows[:place], extra, *message.rows[place:]))
@@ -136,7 +141,7 @@ def with_pair(message: Message, one: Mistake, other: Mistake) -> Message:
 
 def not_your_forward(exercise: Exercise) -> Message:
     """A note on a gradient that is the textbook's while the learner's forward is another."""
-    used = exercise.uses[0] if exercise.uses else "your forward pass"
+    used = _forward_of(exercise)
     return Message(
         "agrees with ours, but not with your own forward pass",
         (("next", f"Nothing to mend here; check {used}"),),
@@ -173,12 +178,12 @@ def form(
     return Message(headline, (*rows, ("next", follow)))
 
 
-def form_waits(exercise: Exercise, criterion: Criterion) -> Message:
+def form_waits() -> Message:
     """The message where no values are right yet, so that form cannot be judged."""
     return Message("waits until some of the values are right")
 
 
-def delegated(exercise: Exercise, name: str) -> Message:
+def delegated(name: str) -> Message:
     """The message where a library did what the learner should write."""
     return Message(
         f"{name} did the work",

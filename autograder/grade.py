@@ -116,14 +116,29 @@ def new_round(course: Course, lesson: str, seed: int | None = None, device: str 
     seed = secrets.randbits(63) if seed is None else seed
     references = lessons.References(solved, course)
     fresh = lessons.all_cases(references, exercises.values(), seed, hidden=True)
-    cases = course.bank(lesson) + fresh
-    pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
-    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
-    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
-    cases += on_gpu
-    more = earlier_exercises(course, exercises)
-    return Round(lesson, release, exercises, cases, written, seed, pairs, dry_runs, without, *more)
+    cases = course.bank(lesson) + fresh
+    return _assembled(course, lesson, exercises, cases, references, device, written, seed)
+
+
+def _assembled(
+    course: Course,
+    lesson: str,
+    exercises: dict[str, Exercise],
+    cases: list[Case],
+    references: lessons.References | None,
+    device: str,
+    written: dict[str, float],
+    seed: int,
+) -> Round:
+    """A round of these exercises and cases; with references, pairs of mistakes are known too."""
+    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
+    pairs = {}
+    if references is not None:
+        pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
+    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
+    every, more = cases + on_gpu, earlier_exercises(course, exercises)
+    return Round(lesson, release, exercises, every, written, seed, pairs, dry_runs, without, *more)
 
 
 def needs_torch(exercises: Iterable[Exercise]) -> None:
@@ -255,7 +270,7 @@ def grade_notebook(
         outcomes = dict(done.outcomes)
         if name in done.missing:
             outcomes |= _why_missing(name, cases, running, done.cell_errors)
-        own = [case for case in cases if case.exercise == name]
+        own = _of(name, cases)
         try:
             named = delegation.found_in_source([source for _, source in running], exercise)
             seen = {case.id: outcomes[case.id] for case in own if case.id in outcomes}
@@ -318,16 +333,11 @@ def check_notebook(
     if wanted:
         exercises = {name: exercises[name] for name in wanted}
     needs_torch(exercises.values())
-    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     cases = [case for case in course.bank(lesson) if case.exercise in exercises]
-    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
-    pairs = {}
+    references = None
     if course.solutions is not None:
         references = lessons.References(lessons.read(course, lesson), course)
-        pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
-    cases += on_gpu
-    more = earlier_exercises(course, exercises)
-    this = Round(lesson, release, exercises, cases, {}, 0, pairs, dry_runs, without, *more)
+    this = _assembled(course, lesson, exercises, cases, references, device, {}, 0)
     return grade_notebook(notebook, this)
 
 
@@ -341,7 +351,7 @@ def _why_missing(
     for index, failure in sorted(errors.items()):
         identity, source = running[index]
         if identity == name or repair.defines(source, name):
-            return {case.id: Outcome(failure=failure) for case in cases if case.exercise == name}
+            return {case.id: Outcome(failure=failure) for case in _of(name, cases)}
     return {}
 
 

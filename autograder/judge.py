@@ -103,13 +103,15 @@ def judge(
     judged = [_Judged(c, [case for case in cases if case.criterion == c.name], outcomes)
               for c in exercise.criteria if c.kind != "form"]  # fmt: skip
     found = {j.criterion.name: _explanations(exercise, j, judged, sound) for j in judged}
-    results = {j.criterion.name: _values_result(exercise, j, found, judged) for j in judged}
+    results = {
+        j.criterion.name: _values_result(exercise, j, found[j.criterion.name]) for j in judged
+    }
     for criterion in exercise.criteria:
         if criterion.kind == "form":
             results[criterion.name] = _form_result(exercise, criterion, judged)
     ordered = [results[c.name] for c in exercise.criteria]
     if delegated:
-        said = explain.delegated(exercise, delegated)
+        said = explain.delegated(delegated)
         ordered = [replace(r, verdict=DELEGATED, message=said) if r.verdict == PASSED else r
                    for r in ordered]  # fmt: skip
     return ExerciseResult(exercise.name, tuple(ordered))
@@ -279,16 +281,9 @@ def _only_noise(judged: _Judged, everything: list[_Judged]) -> bool:
     return not judged.stopped and not low and all(j.verdict == PASSED for j in others)
 
 
-def _values_result(
-    exercise: Exercise,
-    judged: _Judged,
-    found: Mapping[str, list[Mistake]],
-    everything: list[_Judged],
-) -> CriterionResult:
+def _values_result(exercise: Exercise, judged: _Judged, found: list[Mistake]) -> CriterionResult:
     criterion, verdict = judged.criterion, judged.verdict
-    mistakes = found[criterion.name]
-    if len(mistakes) > 2:
-        mistakes = []  # too many to tell apart: facts only
+    mistakes = found if len(found) <= 2 else []  # too many to tell apart: facts only
     if len(mistakes) == 1 and mistakes[0].not_attempted:
         verdict = NOT_ATTEMPTED
     if mistakes and all(":" in m.name for m in mistakes):
@@ -340,7 +335,7 @@ def _form_result(
     if all(j.verdict == NOT_ATTEMPTED for j in everything):
         return result(NOT_ATTEMPTED, explain.Message())
     if not any(j.verdict == PASSED for j in everything):
-        return result(NOT_CHECKED, explain.form_waits(exercise, criterion))
+        return result(NOT_CHECKED, explain.form_waits())
     ran = [(j, case) for j in everything for case in j.cases
            if not j.outcome[case.id].failure and not case.expected.failure]  # fmt: skip
     faults = [

@@ -28,6 +28,7 @@ from autograder.judge import (
     is_sound,
     judge,
 )
+from autograder.values import Bounded
 
 _rungs: dict[str, int] = {}  # the rung that hint(name) gives next
 _diagnosed: dict[str, tuple[tuple[str, ...], ...]] = {}  # what the last check named
@@ -132,9 +133,10 @@ def check_object(
         advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in dry)
     named = delegation.found_in_operations(outcomes, exercise)
     named = named or (exercise.forbids and _in_source(learners, exercise)) or ""
-    sound = _sound(uses, namespace or {})
-    result = replace(judge(exercise, own, outcomes, named, sound), notes=(*notes, *advice))
-    return result, captured.getvalue()[:4000]
+    result = judge(exercise, own, outcomes, named)
+    if uses and result.verdict != PASSED:  # only then it matters whom to blame
+        result = judge(exercise, own, outcomes, named, _sound(uses, namespace or {}))
+    return replace(result, notes=(*notes, *advice)), captured.getvalue()
 
 
 def _sound(uses: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Exercise]:
@@ -243,23 +245,10 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-class _Bounded(io.StringIO):
-    """Text kept to its first 4,000 characters: a million lines cost nothing."""
-
-    def write(self, text: str) -> int:
-        room = 4000 - self.tell()
-        if room > 0:
-            super().write(text[:room])
-        return len(text)
-
-    def close(self) -> None:
-        """Learners' code may close what it takes for standard output."""
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[io.StringIO]:
     """Catch what the learner's code prints or warns: stderr in a check cell would cost points."""
-    captured = _Bounded()
+    captured = Bounded()
     with (
         contextlib.redirect_stdout(captured),
         contextlib.redirect_stderr(captured),

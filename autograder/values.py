@@ -6,6 +6,7 @@ This file is also loaded, alone, inside the sandbox: it imports nothing of the p
 from __future__ import annotations
 
 import contextlib
+import io
 import linecache
 import math
 import sys
@@ -28,6 +29,21 @@ PLAIN_TYPES = frozenset(
     [kind.__name__ for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set)]
     + ["NoneType", "ndarray", "Tensor", "Parameter", "function", "type", "generator", "range"]
 )
+
+
+class Bounded(io.StringIO):
+    """Captured text kept to its first 4,000 characters: a million lines cost nothing."""
+
+    KEPT = 4_000
+
+    def write(self, text: str) -> int:
+        room = self.KEPT - self.tell()
+        if room > 0:
+            super().write(str(text)[:room])
+        return len(text)
+
+    def close(self) -> None:
+        """Learners' code may close what it takes for standard output: it is read afterwards."""
 
 
 class WrongReturn(Exception):
@@ -307,6 +323,16 @@ def from_json(data: Any) -> Value:
     if math.prod(shape) != array.size:
         raise ValueError("shape and data do not fit together")
     return Value(kind, dtype, tuple(shape), array.reshape(shape), device[:10])
+
+
+def input_from_json(data: Any) -> Any:
+    """An input as probes take it: array, number, string or None."""
+    if data is None or isinstance(data, (str, bool)):
+        return data
+    value = from_json(data)
+    if value.array is None:
+        return None
+    return value.array.item() if value.type in ("float", "int") else value.array.astype(value.dtype)
 
 
 def _known_problem(problem: str, kind: str) -> str:

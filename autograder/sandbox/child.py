@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import io
 import json
 import os
 import resource
@@ -23,8 +22,6 @@ import types
 import warnings
 from pathlib import Path
 from typing import Any
-
-KEPT = 4_000  # characters of captured text a cell or probe
 
 
 def load_values() -> types.ModuleType:
@@ -36,19 +33,6 @@ def load_values() -> types.ModuleType:
     sys.modules["_values"] = module
     spec.loader.exec_module(module)
     return module
-
-
-class Bounded(io.StringIO):
-    """Text kept to its first characters: a million lines cost nothing."""
-
-    def write(self, text: str) -> int:
-        room = KEPT - self.tell()
-        if room > 0:
-            super().write(str(text)[:room])
-        return len(text)
-
-    def close(self) -> None:
-        """Learners' code may close it; what it holds is read afterwards."""
 
 
 def stub() -> types.ModuleType:
@@ -151,7 +135,7 @@ def main() -> None:
 
 
 def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, Any]:
-    captured = Bounded()
+    captured = values.Bounded()
     with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         try:
             result = shell.run_cell(source, store_history=False)
@@ -182,8 +166,8 @@ def run_task(
     }
     exec(task["probe"], scope)
     probe = scope[task["probe_name"]]
-    inputs = {name: read_input(data, values) for name, data in task["inputs"].items()}
-    captured = Bounded()
+    inputs = {name: values.input_from_json(data) for name, data in task["inputs"].items()}
+    captured = values.Bounded()
     with (
         contextlib.redirect_stdout(captured),
         contextlib.redirect_stderr(captured),
@@ -200,15 +184,6 @@ def run_task(
         "operations": ran,
         "captured": captured.getvalue(),
     }
-
-
-def read_input(data: Any, values: types.ModuleType) -> Any:
-    if data is None or isinstance(data, (str, bool)):
-        return data
-    value = values.from_json(data)
-    if value.type in ("float", "int"):
-        return value.array.item()
-    return value.array.astype(value.dtype)
 
 
 if __name__ == "__main__":
