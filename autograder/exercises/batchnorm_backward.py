@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from autograder.casework import at, columns, near
 from autograder.exercise import Criterion, Exercise
-from autograder.exercises.batchnorm_forward import at, columns, near
 from autograder.values import numeric_gradient, take
 
 # Probes: their source alone runs in the sandbox, with np, take and numeric_gradient in scope. What

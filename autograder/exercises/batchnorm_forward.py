@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from autograder.exercise import Criterion, Exercise, Mistake
+from autograder.casework import ORDINARY, at, columns, near
+from autograder.exercise import Criterion, Exercise
 from autograder.values import take
 
 # Probes: their source alone runs in the sandbox, with np and take in scope.
@@ -54,22 +55,6 @@ def convert(learner, momentum):
 
 
 # Cases: every column is skewed, so that its mean, median and middle differ; every number is short.
-
-
-def columns(rng, n, *shapes):
-    """(n, D): each column starts near `centre` and spreads over `spread`, in shuffled order."""
-    skewed = (np.arange(n) / (n - 1)) ** 2
-    steps = [rng.permutation(skewed + rng.uniform(-0.04, 0.04, n)) for _ in shapes]
-    made = [
-        (centre + spread * s).round(2 if abs(spread) > 0.1 else 4)
-        for (centre, spread), s in zip(shapes, steps, strict=True)
-    ]
-    return np.stack(made, axis=1)
-
-
-def near(rng, *values):
-    """An array close to `values`: within 15 percent."""
-    return (np.array(values) * rng.uniform(0.85, 1.15, len(values))).round(2)
 
 
 def training_cases(rng):
@@ -293,13 +278,6 @@ def averages_of(mean="mean", var="var"):
             (NEW_VAR, NEW_VAR.replace("* var", f"* {var}"))]  # fmt: skip
 
 
-def at(criterion):
-    def mistake(name, diagnosis, next, *patch, **more):
-        return Mistake(name, criterion, diagnosis, next, patch, **more)
-
-    return mistake
-
-
 training, running, testing = at("training values"), at("running averages"), at("test values")
 stability, form, values = at("stability"), at("form"), at("values")
 
@@ -428,7 +406,6 @@ FORMULA = (
         (X_HAT, "(y - y.mean(axis=0)) / np.sqrt(y.var(axis=0) + eps)"), out_is("x_hat")),
 )  # fmt: skip
 
-ORDINARY = "all but eps: it shows most where the variance is small"
 EPSILON = (
     training("EPS-OUTSIDE", "you divide by sqrt(var) + eps",
         "Compare sqrt(1e-6 + 1e-5) with sqrt(1e-6) + 1e-5.",

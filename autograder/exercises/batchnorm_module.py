@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from autograder.casework import ORDINARY, arriving, at, group, images, near
 from autograder.exercise import Criterion, Exercise
-from autograder.exercises.batchnorm_forward import at, evaluate, near, train, train_twice
+from autograder.exercises.batchnorm_forward import evaluate, train, train_twice
 from autograder.values import numeric_gradient, take
 
 # Probes: their source alone runs in the sandbox, with np, take and numeric_gradient in scope. Those
@@ -199,25 +200,6 @@ def one_value(learner, x, running_mean, running_var, device, dtype, **settings):
 
 # Cases: every channel is skewed, so that its samples, rows and pixels have means of their own. All
 # x are multiples of 1/8 or 1/1024, which float32 holds exactly.
-
-
-def images(rng, shape, *channels):
-    """(N, C, H, W) for shape (N, H, W): a channel starts at `centre` and spreads over `spread`."""
-    n = int(np.prod(shape))
-    made = []
-    for centre, spread in channels:
-        values = (np.arange(n) / max(n - 1, 1)) ** 2 + rng.uniform(-0.04, 0.04, n)
-        grid = 8 if abs(spread) > 0.1 else 1024
-        values = np.round((centre + spread * rng.permutation(values)) * grid) / grid
-        made.append(values.reshape(shape))
-    return np.stack(made, axis=1)
-
-
-def arriving(rng, x):
-    """A gradient that arrives at the output: no two entries alike, no sum zero."""
-    n = x.size
-    values = rng.permutation(np.arange(n) - 0.3 * n) / n * 4 + rng.uniform(-0.1, 0.1, n)
-    return values.reshape(x.shape).round(2)
 
 
 FIRST = np.array([[[[1.0, 3.0]], [[10.0, 30.0]]], [[[5.0, 3.0]], [[20.0, 40.0]]]])
@@ -455,11 +437,6 @@ def spread_of(x, var, inputs):
 
 
 # Mistakes that both forward passes share, in their forms with four axes; and those of the layout.
-
-
-def group(mistake, next, patches, table, **more):
-    """Mistakes with one next step: rows of name, diagnosis and what `patches` makes patches of."""
-    return tuple(mistake(name, text, next, *patches(new), **more) for name, text, new in table)
 
 
 def as_is(patches):
@@ -969,7 +946,6 @@ out = (wide - mean) / (var + self.eps).sqrt()
 if self.affine:
     out = out * self.weight[:, None, None] + self.bias[:, None, None]""")
 training, evaluating = at("training values"), at("evaluation")
-ORDINARY = "all but eps: it shows most where the variance is small"
 
 
 def replacing(old):
