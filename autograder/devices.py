@@ -13,6 +13,7 @@ from autograder.course import UserError
 from autograder.exercise import Case, Exercise, Outcome
 
 NO_GPU = "not checked: no GPU"
+NOT_ISOLATED = "not checked on the GPU: its pass cannot be isolated (--isolation process)"
 
 
 @lru_cache
@@ -22,24 +23,36 @@ def has_gpu() -> bool:
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def unchecked() -> str:
+    """Why there was no GPU pass."""
+    return NOT_ISOLATED if has_gpu() else NO_GPU
+
+
 def passes(
-    cases: Sequence[Case], exercises: Mapping[str, Exercise], device: str
+    cases: Sequence[Case], exercises: Mapping[str, Exercise], device: str, trusted: bool = True
 ) -> tuple[list[Case], list[Case], list[str]]:
     """The same cases on a GPU, the dry runs on the meta device, and the exercises without a GPU.
 
     device: auto (a GPU if there is one), cpu, or cuda, which raises UserError where there is none.
+    A GPU's driver wants devices, sockets and addresses that isolated code does not get, so only
+    trusted code has a pass on it.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"The device is auto, cpu or cuda, not {device!r}.")
     on_torch = [case for case in cases if case.dtype]
     if not on_torch or device == "cpu":
         return [], dry_runs(on_torch, exercises), []
-    if has_gpu():
+    if device == "cuda" and has_gpu() and not trusted:
+        raise UserError(
+            "The GPU pass cannot be isolated: say --isolation process if you trust the code that "
+            "you grade, or grade with --device cpu."
+        )
+    if has_gpu() and trusted:
         return [replace(case, device="cuda") for case in on_torch], [], []
-    if device == "cuda":
+    if device == "cuda" and not has_gpu():
         raise UserError("There is no GPU that torch can use: grade with --device cpu or auto.")
-    unchecked = sorted({case.exercise for case in on_torch})
-    return [], dry_runs(on_torch, exercises), unchecked
+    without = sorted({case.exercise for case in on_torch})
+    return [], dry_runs(on_torch, exercises), without
 
 
 def dry_runs(cases: Iterable[Case], exercises: Mapping[str, Exercise]) -> list[Case]:

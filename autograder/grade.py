@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -52,6 +53,8 @@ class Round:
     without_gpu: list[str] = field(default_factory=list)  # exercises that one would have checked
     earlier: dict[str, Exercise] = field(default_factory=dict)  # of other lessons, used in this one
     earlier_cases: list[Case] = field(default_factory=list)  # the bank's, to know who is to blame
+    level: str = parent.LSM  # of isolation
+    preload: tuple[str, ...] = ("numpy",)  # what every submission imports
 
     @property
     def points(self) -> float:
@@ -75,7 +78,7 @@ class Result:
     exercises: list[ExerciseResult] = field(default_factory=list)
     points: float = 0.0  # that can be earned without a person
     by_hand: float = 0.0  # that a person still gives
-    isolation: str = parent.LEVEL
+    isolation: str = parent.LSM
     seed: int = 0
     notes: list[str] = field(default_factory=list)  # for the instructor
     notebook: NotebookNode | None = None  # repaired; not part of the JSON
@@ -108,8 +111,16 @@ class Submission:
     strays: tuple[Path, ...] = ()  # files beside it that are not graded
 
 
-def new_round(course: Course, lesson: str, seed: int | None = None, device: str = "cpu") -> Round:
-    """Compute the round's fresh cases beside the bank; raises UserError outside a checkout."""
+def new_round(
+    course: Course,
+    lesson: str,
+    seed: int | None = None,
+    device: str = "cpu",
+    level: str = parent.LSM,
+) -> Round:
+    """Compute the round's fresh cases beside the bank; raises UserError outside a checkout, and
+    where the isolation level cannot be had."""
+    parent.must_have(level)
     solved = lessons.read(course, lesson)
     exercises = course.exercises_of(lesson)
     needs_torch(exercises.values())
@@ -118,7 +129,7 @@ def new_round(course: Course, lesson: str, seed: int | None = None, device: str 
     fresh = lessons.all_cases(references, exercises.values(), seed, hidden=True)
     written = {cell.name: cell.points for cell in solved.cells if cell.kind == "written"}
     cases = course.bank(lesson) + fresh
-    return _assembled(course, lesson, exercises, cases, references, device, written, seed)
+    return _assembled(course, lesson, exercises, cases, references, device, written, seed, level)
 
 
 def _assembled(
@@ -130,15 +141,34 @@ def _assembled(
     device: str,
     written: dict[str, float],
     seed: int,
+    level: str,
 ) -> Round:
     """A round of these exercises and cases; with references, pairs of mistakes are known too."""
-    on_gpu, dry_runs, without = devices.passes(cases, exercises, device)
+    on_gpu, dry_runs, without = devices.passes(cases, exercises, device, level == parent.PROCESS)
     pairs = {}
     if references is not None:
         pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
     release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
     every, more = cases + on_gpu, earlier_exercises(course, exercises)
-    return Round(lesson, release, exercises, every, written, seed, pairs, dry_runs, without, *more)
+    return Round(
+        lesson, release, exercises, every, written, seed, pairs, dry_runs, without, *more,
+        level=level, preload=imported(release),
+    )  # fmt: skip
+
+
+def imported(notebook: NotebookNode) -> tuple[str, ...]:
+    """The modules that a lesson's locked cells import: every submission will, so the sandbox has
+    them ready."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or repair.kind(cell) != "locked":
+            continue
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.append(node.module)
+    return tuple(n for n in dict.fromkeys(["numpy", *found]) if n.split(".")[0] != "autograder")
 
 
 def needs_torch(exercises: Iterable[Exercise]) -> None:
@@ -259,7 +289,9 @@ def grade_notebook(
     running = repair.to_run(mended, this.release)
     every = [*this.earlier_cases, *cases, *this.dry_runs]
     known = this.earlier | this.exercises
-    done = parent.run([source for _, source in running], every, known, limits)
+    done = parent.run(
+        [source for _, source in running], every, known, limits, this.level, this.preload
+    )
     sound = {
         name: exercise
         for name, exercise in this.earlier.items()
@@ -282,7 +314,7 @@ def grade_notebook(
                 result = this.pairs[name].explained(result, outcomes)
             dry = [done.outcomes[c.id] for c in this.dry_runs
                    if c.exercise == name and c.id in done.outcomes]  # fmt: skip
-            notes = [devices.NO_GPU] if name in this.without_gpu else []
+            notes = [devices.unchecked()] if name in this.without_gpu else []
             exercises.append(replace(result, notes=(*notes, *devices.advice(dry))))
         except Exception as error:  # ours, never the learner's
             exercises.append(fault(exercise, f"{type(error).__name__}: {error}"))
@@ -298,6 +330,7 @@ def grade_notebook(
         exercises=exercises,
         points=this.points,
         by_hand=sum(points for name, points in this.written.items() if name in answered),
+        isolation=this.level,
         seed=this.seed,
         notes=_notes(running, done),
         notebook=mended,
@@ -337,7 +370,9 @@ def check_notebook(
     references = None
     if course.solutions is not None:
         references = lessons.References(lessons.read(course, lesson), course)
-    this = _assembled(course, lesson, exercises, cases, references, device, {}, 0)
+    this = _assembled(
+        course, lesson, exercises, cases, references, device, {}, 0, parent.PROCESS
+    )  # their own code, on their own machine
     return grade_notebook(notebook, this)
 
 

@@ -46,6 +46,8 @@ from autograder.judge import PASSED
 from autograder.lesson import notebook_text
 from autograder.sandbox import parent
 
+# where code can write, what it wrote down must not come back either
+TRUSTED = replace(ROUND, level=parent.PROCESS)
 HIDDEN = [case for case in fresh_cases(OURS, LESSON, 7) if case.exercise in NAMES]
 
 # ---- nothing around a right function costs it anything ---------------------------------------
@@ -68,17 +70,18 @@ AROUND = {
 }
 
 
+@pytest.mark.parametrize("level", parent.LEVELS)
 @pytest.mark.parametrize("what", AROUND)
-def test_a_right_function_keeps_its_points(what: str) -> None:
+def test_a_right_function_keeps_its_points(what: str, level: str) -> None:
     begun = time.monotonic()
-    result = graded(RIGHT, AROUND[what])
+    result = graded(RIGHT, AROUND[what], level=level)
     assert (result.earned, result.status) == (10, GRADED)
     assert time.monotonic() - begun < 18  # nobody waited for a process that was left behind
 
 
 @pytest.mark.parametrize("what", ["a fork that comes back", "stdout closed"])
 def test_the_same_inside_a_right_function(what: str) -> None:
-    assert graded(body(*AROUND[what].split("\n"))).earned == 10
+    assert graded(body(*AROUND[what].split("\n")), level=parent.PROCESS).earned == 10
 
 
 def test_temporary_folders_go_and_nothing_is_written_through_a_link(tmp_path, monkeypatch) -> None:
@@ -87,7 +90,9 @@ def test_temporary_folders_go_and_nothing_is_written_through_a_link(tmp_path, mo
     inside.mkdir()
     monkeypatch.setattr(parent.tempfile, "tempdir", str(inside))
     for what in ("folders 2000 deep", "a link in place of the working folder"):
-        assert graded(RIGHT, AROUND[what].replace("/nowhere", str(outside))).earned == 10
+        trial = AROUND[what].replace("/nowhere", str(outside))
+        assert graded(RIGHT, trial, level=parent.PROCESS).earned == 10
+    parent.close_all()
     assert list(inside.iterdir()) == list(outside.iterdir()) == []
 
 
@@ -138,7 +143,7 @@ def test_no_hidden_input_is_in_reach_while_a_shown_case_runs(tmp_path, monkeypat
     only_shown = {str(c.inputs["mean"].tolist()) for c in BANK if "mean" in c.inputs}
     source = "import os\n" + body(f"if str(mean.tolist()) in {only_shown!r}:",
                                   *(f"    {line}" for line in look))  # fmt: skip
-    grade.grade_notebook(notebook_with(source), ROUND, LIMITS, BANK + HIDDEN)
+    grade.grade_notebook(notebook_with(source), TRUSTED, LIMITS, BANK + HIDDEN)
     seen = (tmp_path / "seen").read_text()
     assert "whole-numbers" in seen or "inputs" in seen  # it did find the shown ones
     bank = json.dumps([parent._task(c, ROUND.exercises[c.exercise])["inputs"] for c in BANK])
@@ -159,7 +164,7 @@ def test_a_process_that_starts_again_tells_nothing_of_what_the_first_one_saw(tmp
         f"    open({str(note)!r}, 'w').write(str(mean.tolist()))",
         "    os._exit(1)",
     )
-    result = grade.grade_notebook(notebook_with(source), ROUND, LIMITS, BANK + HIDDEN)
+    result = grade.grade_notebook(notebook_with(source), TRUSTED, LIMITS, BANK + HIDDEN)
     assert note.exists()
     assert [t for t in hidden_texts() if t in shown(result) + json.dumps(result.notes)] == []
 

@@ -48,8 +48,10 @@ def notebook_with(source: str, trial: str = "") -> NotebookNode:
     return notebook
 
 
-def graded(source: str, trial: str = "", limits: Limits = LIMITS) -> Result:
-    return grade_notebook(notebook_with(source, trial), ROUND, limits)
+def graded(
+    source: str, trial: str = "", limits: Limits = LIMITS, level: str = parent.LSM
+) -> Result:
+    return grade_notebook(notebook_with(source, trial), replace(ROUND, level=level), limits)
 
 
 def verdict_of(result: Result, name: str) -> str:
@@ -219,7 +221,11 @@ def test_the_machine_is_left_as_it_was(tmp_path, monkeypatch) -> None:
     """The working folder is empty, temporary, and gone afterwards."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(parent.tempfile, "tempdir", str(tmp_path))
-    assert graded(RIGHT, "import os; assert os.listdir() == []; open('left', 'w')").earned == 10
+    parent.close_all()
+    for level in parent.LEVELS:
+        trial = "import os; assert os.listdir() == []; open('left', 'w')"
+        assert graded(RIGHT, trial, level=level).earned == 10
+    parent.close_all()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -346,12 +352,12 @@ def test_import_autograder_finds_a_stub() -> None:
 
 def test_what_goes_into_the_sandbox_is_cells_probes_and_inputs_only(monkeypatch) -> None:
     sent: list[str] = []
-    feed, lay = parent._feed, parent._lay
+    give, ask = parent.Pipes.give, parent.Warm._ask
     monkeypatch.setattr(
-        parent, "_feed", lambda child, line: (sent.append(line.decode()), feed(child, line))
+        parent.Pipes, "give", lambda pipes, line: (sent.append(line), give(pipes, line))[1]
     )
     monkeypatch.setattr(
-        parent, "_lay", lambda folder, tasks: (sent.append(json.dumps(tasks)), lay(folder, tasks))
+        parent.Warm, "_ask", lambda warm, *sends: (sent.append(str(sends)), ask(warm, *sends))[1]
     )
     hidden = [c for c in fresh_cases(OURS, LESSON, 987654321) if c.exercise in NAMES]
     result = grade_notebook(notebook_with(WRONG), replace(ROUND, seed=987654321), LIMITS, hidden)

@@ -1,38 +1,25 @@
-"""Runs one learner's cells and probes in a process of its own. Not imported: executed by path.
+"""Runs one learner's cells and probes, in a process that the warm parent forked for them.
 
-Reads one JSON job from standard input: cells and limits. When the cells have run, it waits for a
-line that names a file of tasks (probes as source, inputs), and again when they are done: hidden
-inputs come last, in a file of their own. Writes one JSON line for each thing that begins or ends,
-to the descriptor named on the command line.
-Nothing of the package but values.py is loaded here: no reference, mistake, expected array or
-seed exists in this process, and what `import autograder` finds is a stub.
+Reads its job from a pipe, a JSON line: cells and limits. When the cells have run, it waits there
+for a line of tasks (probes as source, inputs), and again when they are done: hidden inputs come
+last. Writes one JSON line for each thing that begins or ends to another pipe.
+Nothing of the package but values.py and isolation.py is loaded here: no reference, mistake,
+expected array or seed exists in this process, and what `import autograder` finds is a stub.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib.util
+import fcntl
 import json
 import os
 import resource
-import signal
 import sys
 import types
 import warnings
-from pathlib import Path
 from typing import Any
 
-
-def load_values() -> types.ModuleType:
-    path = Path(__file__).resolve().parent.parent / "values.py"
-    spec = importlib.util.spec_from_file_location("_values", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["_values"] = module
-    spec.loader.exec_module(module)
-    return module
+OPEN_FILES = 128
 
 
 def stub() -> types.ModuleType:
@@ -78,23 +65,34 @@ def cpu_limit(seconds: int, hard: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, hard), hard))
 
 
-def limits(job: dict[str, Any]) -> None:
+def limits(job: dict[str, Any], isolation: types.ModuleType) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    if job["memory_bytes"] is not None:
+        with contextlib.suppress(ValueError, OSError):  # no /proc: not Linux
+            isolation.limit_memory(job["memory_bytes"])
 
 
-def main() -> None:
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when the grader ends, so do we
-    out = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
-    job = json.loads(sys.stdin.readline())
-    go_on = os.fdopen(os.dup(0), "rb")
+def begin(
+    messages: int,
+    tasks: int,
+    folder: int,
+    rules: int,
+    job: dict[str, Any],
+    shell: Any,
+    modules: dict[str, types.ModuleType],
+) -> None:
+    """Leave everything behind but two pipes, take the limits on, and run the job."""
+    isolation = modules["isolation"]
+    os.setsid()
+    os.fchdir(folder)
+    messages, tasks, rules = only(messages, tasks, rules)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    limits(job, isolation)
     ours = os.getpid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
+    out = os.fdopen(messages, "w", encoding="utf-8", buffering=1)
 
     def say(**event: Any) -> None:
         if os.getpid() != ours:  # a fork that came back: it must not run everything twice
@@ -102,15 +100,37 @@ def main() -> None:
         out.write(json.dumps(event) + "\n")
         out.flush()
 
-    values = load_values()
+    if rules >= 0:
+        try:
+            isolation.restrict(rules)
+        except isolation.CannotIsolate as error:
+            say(event="refused", why=str(error))
+            os._exit(1)
     sys.modules["autograder"] = stub()
-    shell = quiet_shell()
-    namespace = shell.user_ns
-    hard = job["cpu_total"]
-    limits(job)
-    say(event="ready")
+    work(say, os.fdopen(tasks, "rb"), job, shell, modules["values"])
+    out.close()
+    os._exit(0)
 
-    for index, cell in enumerate(job["cells"]):
+
+def only(*kept: int) -> list[int]:
+    """Close every descriptor but these, which become 3, 4, …; 0 to 2 lead nowhere. -1 stays -1."""
+    high = [fcntl.fcntl(d, fcntl.F_DUPFD, 16) for d in kept if d >= 0]
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    for number, descriptor in enumerate(high, start=3):
+        os.dup2(descriptor, number)
+    os.closerange(3 + len(high), 1 << 20)
+    numbers = iter(range(3, 3 + len(high)))
+    return [next(numbers) if d >= 0 else -1 for d in kept]
+
+
+def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.ModuleType) -> None:
+    """Run the cells, then tasks as they come, until an empty line."""
+    namespace, hard = shell.user_ns, job["cpu_total"]
+    say(event="ready")
+    cells = json.loads(go_on.readline())
+    for index, cell in enumerate(cells):
         if index in job["skip_cells"]:
             continue
         cpu_limit(job["cpu_cell"], hard)
@@ -119,8 +139,8 @@ def main() -> None:
         say(event="cell done", index=index, error=error, captured=captured)
 
     say(event="waits")
-    while path := go_on.readline().decode().strip():
-        for task in json.loads(Path(path).read_text(encoding="utf-8")):
+    while line := go_on.readline().strip():
+        for task in json.loads(line):
             index = task["index"]
             cpu_limit(job["cpu_probe"], hard)
             say(event="task", index=index)
@@ -130,8 +150,6 @@ def main() -> None:
             say(event="task done", index=index, **run_task(task, namespace, values))
         say(event="waits")
     say(event="end")
-    out.close()
-    os._exit(0)
 
 
 def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, Any]:
@@ -184,7 +202,3 @@ def run_task(
         "operations": ran,
         "captured": captured.getvalue(),
     }
-
-
-if __name__ == "__main__":
-    main()

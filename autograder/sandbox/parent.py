@@ -1,20 +1,23 @@
-"""Starts the child process, reads what comes out of it, and goes on where it stopped.
+"""Has the learner's code run in a forked child, reads what comes out, and goes on where it stopped.
 
-Isolation level "process": a process of its own with limits of CPU time, wall time, memory, file
-size and output, an empty environment and an empty working folder. It does not hide the disk.
+Isolation level "lsm" (Linux): the child reads the interpreter and the packages, writes nothing, and
+has no network, no other process and no descriptor but its two pipes (isolation.py). Level
+"process", for code that one trusts: a process of its own with limits of CPU time, wall time,
+memory, file size and output, an empty environment and an empty working folder.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
 import json
 import os
 import re
-import resource
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,17 +26,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from autograder.course import UserError
 from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
+from autograder.sandbox import isolation
 from autograder.values import PLAIN_TYPES, Value, from_json, to_json
 
-LEVEL = "process"
-CHILD = Path(__file__).with_name("child.py")
+LSM, PROCESS = isolation.LEVEL, "process"
+LEVELS = (LSM, PROCESS)
 MAX_LINE = 32_000_000  # bytes of one message; a hundred thousand numbers take less
 MAX_TOTAL = 256_000_000
+TRUST = "If you trust the code that you grade, say --isolation process."
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Limits:
     cpu_total: int = 120
     wall: float = 60.0
     wall_total: float = 300.0  # of one child, however often it says something
-    memory_bytes: int = 8_000_000_000  # of address space: torch alone maps several GB
+    memory_bytes: int | None = 2_000_000_000  # of address space, beside what the warm parent has
     file_bytes: int = 64_000_000
     starts: int = 12  # of a child for one submission
 
@@ -61,6 +68,8 @@ class Execution:
     captured: dict[str, str] = field(default_factory=dict)  # for the instructor
     starts: int = 0
     hidden_seen: bool = False  # whether a child has been given hidden inputs
+    cpu: float = 0.0  # seconds that its children used
+    peak: int = 0  # kilobytes that the largest of them held, what it shares with others included
 
 
 _stopping = threading.Event()
@@ -75,30 +84,195 @@ def stoppable() -> Iterator[Callable[[], None]]:
         _stopping.clear()
 
 
+# ---- warm parents ----------------------------------------------------------------------------
+
+BOOT = """\
+import json, socket, sys, types
+control = socket.socket(fileno=int(sys.argv.pop()))
+text = b""
+while not text.endswith(b"\\n"):
+    text += control.recv(1 << 20)
+begin, modules = json.loads(text), {}
+for name, source in begin["sources"].items():
+    modules[name] = sys.modules[f"_{name}"] = types.ModuleType(f"_{name}")
+    exec(compile(source, f"<{name}>", "exec"), modules[name].__dict__)
+modules["zygote"].main(control, begin["preload"], begin["level"], modules)
+"""
+HERE = Path(__file__).parent
+SOURCES = {
+    "values": HERE.parent / "values.py",
+    "isolation": HERE / "isolation.py",
+    "child": HERE / "child.py",
+    "zygote": HERE / "zygote.py",
+}
+
+
+@lru_cache
+def _sources() -> dict[str, str]:
+    return {name: path.read_text(encoding="utf-8") for name, path in SOURCES.items()}
+
+
+@lru_cache
+def must_have(level: str) -> None:
+    """Raises UserError where this machine cannot isolate as asked for."""
+    if level not in LEVELS:
+        raise UserError(f"The isolation level is {' or '.join(LEVELS)}, not {level!r}.")
+    if level == LSM and (lacks := isolation.missing()):
+        raise UserError(f"Cannot isolate learners' code. {' '.join(lacks)} {TRUST}")
+
+
+class Warm:
+    """One warm parent, which forks children, one at a time. Used by one thread."""
+
+    def __init__(self, preload: Sequence[str], level: str) -> None:
+        self.level = level
+        self.home = tempfile.mkdtemp(prefix="submissions-")
+        self.folder = os.path.join(self.home, "empty")  # where children work that cannot write
+        os.mkdir(self.folder)
+        ours, theirs = socket.socketpair()
+        self.control = ours
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-B", "-W", "ignore", "-c", BOOT, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            cwd=self.folder,
+            env=_environment(self.home),
+            start_new_session=True,
+        )
+        theirs.close()
+        self.control.settimeout(120)
+        begin = {"sources": _sources(), "preload": list(preload), "level": level}
+        try:
+            started = self._ask(begin)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise RuntimeError(f"the sandbox did not start: {error}") from None
+        if "refused" in started:
+            self.close()
+            raise UserError(f"Cannot isolate learners' code: {started['refused']}. {TRUST}")
+
+    def _ask(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        data = json.dumps(message).encode() + b"\n"
+        if descriptors:
+            socket.send_fds(self.control, [data], list(descriptors))
+        else:
+            self.control.sendall(data)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            more = self.control.recv(1 << 16)
+            if not more:
+                raise EOFError("it ended")
+            answer += more
+        return json.loads(answer)
+
+    def fork(self, job: dict[str, Any], messages: int, tasks: int, folder: str) -> None:
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            self._ask({"fork": job}, (messages, tasks, place))
+        finally:
+            os.close(place)
+
+    def end(self, patience: float) -> dict[str, Any]:
+        """The child's exit code, CPU seconds and peak memory; it and its session are gone."""
+        return self._ask({"end": patience})
+
+    def close(self) -> None:
+        self.control.close()  # it ends the child and itself
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        _remove(self.home)
+
+
+_idle: dict[tuple[int, tuple[str, ...], str], list[Warm]] = {}  # by our own process, too
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _warm(preload: Sequence[str], level: str) -> Iterator[Warm]:
+    """A warm parent with these modules: one that waits, or a new one; none that met trouble."""
+    key = (os.getpid(), tuple(preload), level)
+    with _lock:
+        waiting = _idle.get(key)
+        warm = waiting.pop() if waiting else None
+    warm = warm or Warm(preload, level)
+    try:
+        yield warm
+    except BaseException:
+        warm.close()
+        raise
+    with _lock:
+        _idle.setdefault(key, []).append(warm)
+
+
+@atexit.register
+def close_all() -> None:
+    """End the warm parents of this process."""
+    with _lock:
+        for key in [key for key in _idle if key[0] == os.getpid()]:
+            for warm in _idle.pop(key):
+                warm.close()
+
+
+def _environment(home: str) -> dict[str, str]:
+    """Nothing of the instructor's: only what numpy and matplotlib need to start quietly."""
+    keep = ("LANG", "LC_ALL", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES")
+    return {name: os.environ[name] for name in keep if name in os.environ} | {
+        "PATH": "/usr/bin:/bin",
+        "HOME": home,
+        "TMPDIR": home,
+        "MPLCONFIGDIR": home,
+        "IPYTHONDIR": home,
+        "MPLBACKEND": "Agg",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+# ---- one submission --------------------------------------------------------------------------
+
+
 def run(
     cells: Sequence[str],
     cases: Sequence[Case],
     exercises: Mapping[str, Exercise],
     limits: Limits | None = None,
+    level: str = LSM,
+    preload: Sequence[str] = ("numpy",),
 ) -> Execution:
     """Run the cells in order, then every case's probe on what they defined.
 
     A child that dies or hangs costs the cell, or the exercise, that it was busy with: the rest
-    runs in a new one.
+    runs in a new one. Raises UserError where the level cannot be had.
     """
+    must_have(level)
     limits = limits or Limits()
     done = Execution()
     on_gpu = [case for case in cases if case.device == "cuda"]
-    _run(cells, [case for case in cases if case.device != "cuda"], exercises, limits, done)
-    if on_gpu:  # last, and in processes of their own: CUDA reserves more addresses than any limit
-        wide = replace(limits, memory_bytes=resource.RLIM_INFINITY)
-        other = _run(cells, on_gpu, exercises, wide, Execution())
+    on_cpu = [case for case in cases if case.device != "cuda"]
+    with _warm(preload, level) as warm:
+        _run(warm, cells, on_cpu, exercises, limits, done)
+    if on_gpu:  # last, in a process that forked nothing before: CUDA must start behind the fork,
+        if level != PROCESS:  # and its devices, threads and addresses fit under no policy of ours
+            raise ValueError("the GPU pass is for level process only")
+        fresh = Warm((), level)
+        try:
+            wide = replace(limits, memory_bytes=None)
+            other = _run(fresh, cells, on_gpu, exercises, wide, Execution())
+        finally:
+            fresh.close()
         done.outcomes |= other.outcomes
         done.captured |= other.captured
     return done
 
 
 def _run(
+    warm: Warm,
     cells: Sequence[str],
     cases: Sequence[Case],
     exercises: Mapping[str, Exercise],
@@ -112,11 +286,10 @@ def _run(
     while done.starts < limits.starts and time.monotonic() < stop:
         done.starts += 1
         job = {
-            "cells": list(cells),
             "skip_cells": sorted(skip_cells),
             **{name: getattr(limits, name) for name in Limits.__dataclass_fields__},
         }
-        busy, why = _one_child(job, tasks, cases, done, finished, limits)
+        busy, why = _one_child(warm, job, cells, tasks, cases, done, finished, limits)
         if busy == ("end", -1):
             return done
         kind, index = busy
@@ -141,7 +314,7 @@ def _task(case: Case, exercise: Exercise) -> dict[str, Any]:
     assert criterion.probe is not None
     return {
         "exercise": case.exercise,
-        "probe": textwrap.dedent(inspect.getsource(criterion.probe)),
+        "probe": _probe_source(criterion.probe),
         "probe_name": criterion.probe.__name__,
         "inputs": {name: to_json(value) for name, value in case.inputs.items()},
         "where": asked_for(criterion, dtype=case.dtype or "float32", device=case.device),
@@ -150,8 +323,15 @@ def _task(case: Case, exercise: Exercise) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=1000)
+def _probe_source(probe: Callable[..., Any]) -> str:
+    return textwrap.dedent(inspect.getsource(probe))
+
+
 def _one_child(
+    warm: Warm,
     job: dict[str, Any],
+    cells: Sequence[str],
     tasks: Sequence[dict[str, Any]],
     cases: Sequence[Case],
     done: Execution,
@@ -159,90 +339,70 @@ def _one_child(
     limits: Limits,
 ) -> tuple[tuple[str, int], Failure]:
     """Run one child to its end: what it was busy with then, and why it ended."""
-    read_end, write_end = os.pipe()
-    with _folder("submission-") as folder, _folder("tasks-") as aside:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-W", "ignore", str(CHILD), str(write_end)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[write_end],
-            cwd=folder,
-            env=_environment(folder),
-            start_new_session=True,
-        )
-        os.close(write_end)
-        busy: tuple[str, int] = ("start", -1)
-        timed_out = False
-        cells = iter(range(len(job["cells"])))  # each runs once, in order
-        given: set[int] = set()
+    busy: tuple[str, int] = ("start", -1)
+    nonsense, timed_out = "", False
+    order = iter(range(len(cells)))  # each runs once, in order
+    given: set[int] = set()
+    with _folder_for(warm) as folder, Pipes() as pipes:
+        warm.fork(job, pipes.messages, pipes.tasks, folder)
+        pipes.forked()
         try:
-            _feed(child, json.dumps(job).encode())
-            for event in _events(read_end, limits.wall, limits.wall_total):
+            pipes.give(json.dumps(list(cells)))
+            for event in pipes.events(limits.wall, limits.wall_total):
+                if event.get("event") == "refused" and busy[0] == "start":
+                    raise UserError(f"Cannot isolate learners' code: {event.get('why')}. {TRUST}")
                 busy = _record(event, busy, cases, done, finished)
-                if busy[0] == "cell" and event["event"] == "cell" and busy[1] not in cells:
+                if busy[0] == "cell" and event["event"] == "cell" and busy[1] not in order:
                     raise ValueError("a cell that is none")
                 if busy[0] == "task" and busy[1] not in given:
                     raise ValueError("a task that is none")
                 if busy[0] == "waits":
-                    given = _hand_out(child, aside, tasks, cases, done, finished, given)
+                    given = _hand_out(pipes, tasks, cases, done, finished, given)
                     busy = "between", -1
                 if busy[0] == "end":
                     break  # what it leaves running may hold the pipe open
         except TimeoutError:
             timed_out = True
         except ValueError as error:
-            child.kill()
-            return busy, Failure("died", message=f"sent nonsense instead of results ({error})")
-        finally:
-            os.close(read_end)
-            code = _end(child, patience=0.0 if timed_out else 2.0)
+            nonsense = str(error)
+        pipes.close()
+        ended = warm.end(0.0 if timed_out or nonsense else 2.0)
+    done.cpu += ended["cpu"]
+    done.peak = max(done.peak, ended["peak"])
+    if nonsense:
+        return busy, Failure("died", message=f"sent nonsense instead of results ({nonsense})")
+    code = ended["code"]
     if timed_out or code == -signal.SIGXCPU:
         return busy, Failure("timed out")
     named = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return busy, Failure("died", message=f"the process ended by itself ({named})")
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """Nothing of the instructor's: only what numpy and matplotlib need to start quietly."""
-    keep = ("LANG", "LC_ALL", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES")
-    return {name: os.environ[name] for name in keep if name in os.environ} | {
-        "PATH": "/usr/bin:/bin",
-        "HOME": folder,
-        "TMPDIR": folder,
-        "MPLCONFIGDIR": folder,
-        "IPYTHONDIR": folder,
-        "MPLBACKEND": "Agg",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
-def _feed(child: subprocess.Popen[bytes], line: bytes) -> None:
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(line + b"\n")
-        child.stdin.flush()
-
-
 @contextlib.contextmanager
-def _folder(prefix: str) -> Iterator[str]:
-    """A temporary folder that goes again, whatever was done to it and in it."""
-    folder = tempfile.mkdtemp(prefix=prefix)
+def _folder_for(warm: Warm) -> Iterator[str]:
+    """The child's working folder: one of its own where it can write, else the warm parent's."""
+    if warm.level == LSM:
+        yield warm.folder
+        return
+    folder = tempfile.mkdtemp(prefix="submission-")
     try:
         yield folder
     finally:
-        with contextlib.suppress(RecursionError):
-            shutil.rmtree(folder, ignore_errors=True)
-        if os.path.lexists(folder):  # thousands of folders deep, closed to its owner, or a link
-            if not os.path.islink(folder):
-                subprocess.run(["chmod", "-R", "u+rwx", "--", folder], capture_output=True)
-            subprocess.run(["rm", "-rf", "--", folder], capture_output=True)
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a temporary folder, whatever was done to it and in it."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):  # thousands of folders deep, closed to its owner, or a link
+        if not os.path.islink(folder):
+            subprocess.run(["chmod", "-R", "u+rwx", "--", folder], capture_output=True)
+        subprocess.run(["rm", "-rf", "--", folder], capture_output=True)
 
 
 def _hand_out(
-    child: subprocess.Popen[bytes],
-    folder: str,
+    pipes: Pipes,
     tasks: Sequence[dict[str, Any]],
     cases: Sequence[Case],
     done: Execution,
@@ -257,47 +417,91 @@ def _hand_out(
     batch = [n for n in left if not cases[n].hidden] or left
     if batch:
         done.hidden_seen = done.hidden_seen or cases[batch[0]].hidden
-        _lay(folder, [{"index": n, **tasks[n]} for n in batch])
-    _feed(child, os.path.join(folder, "tasks.json").encode() if batch else b"")
+    pipes.give(json.dumps([{"index": n, **tasks[n]} for n in batch]) if batch else "")
     return given | set(batch)
 
 
-def _lay(folder: str, tasks: Sequence[dict[str, Any]]) -> None:
-    """Write tasks into a folder that the child has not heard of before."""
-    Path(folder, "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
+class Pipes:
+    """The two pipes to a child: its messages come out of one, its tasks go into the other."""
 
+    def __init__(self) -> None:
+        self._read, self.messages = os.pipe()
+        self.tasks, self._write = os.pipe()
+        self._open = {self._read, self.messages, self.tasks, self._write}
+        self._waiting = b""  # for the child; written as it reads
+        os.set_blocking(self._write, False)
 
-def _events(descriptor: int, wall: float, wall_total: float) -> Any:
-    """Messages as they come; TimeoutError after `wall` seconds without one or `wall_total` in all,
-    ValueError if one is too long or no JSON object."""
-    waiting, total, last = b"", 0, time.monotonic()
-    stop = last + wall_total
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            patience = min(last + wall, stop) - time.monotonic()
-            if _stopping.is_set():
-                raise KeyboardInterrupt
-            if patience <= 0:
-                raise TimeoutError
-            if not selector.select(min(patience, 0.5)):
-                continue
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
-                return
-            total += len(chunk)
-            *lines, waiting = (waiting + chunk).split(b"\n")
-            if len(waiting) > MAX_LINE or total > MAX_TOTAL:
-                raise ValueError("too much of it")
-            for line in lines:
-                last = time.monotonic()
-                try:
-                    event = json.loads(line)
-                except (RecursionError, UnicodeDecodeError) as error:
-                    raise ValueError(type(error).__name__) from None
-                if not isinstance(event, dict):
-                    raise ValueError("not an object")
-                yield event
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.close()
+
+    def forked(self) -> None:
+        """The child has its ends: ours of them go."""
+        self._close(self.messages, self.tasks)
+
+    def close(self) -> None:
+        self._close(*self._open)
+
+    def _close(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._open -= set(descriptors)
+
+    def give(self, line: str) -> None:
+        self._waiting += line.encode() + b"\n"
+
+    def _feed(self) -> bool:
+        """Write what fits; whether something is left."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._write, self._waiting) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            self._waiting = b""  # it reads no more: its end will be seen
+        return False
+
+    def events(self, wall: float, wall_total: float) -> Iterator[dict[str, Any]]:
+        """Messages as they come; TimeoutError after `wall` seconds without one or `wall_total` in
+        all, ValueError if one is too long or no JSON object."""
+        waiting, total, last = b"", 0, time.monotonic()
+        stop = last + wall_total
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._read, selectors.EVENT_READ)
+            feeding = False
+            while True:
+                if self._waiting and not feeding and self._feed():
+                    selector.register(self._write, selectors.EVENT_WRITE)
+                    feeding = True
+                patience = min(last + wall, stop) - time.monotonic()
+                if _stopping.is_set():
+                    raise KeyboardInterrupt
+                if patience <= 0:
+                    raise TimeoutError
+                ready = {key.fd for key, _ in selector.select(min(patience, 0.5))}
+                if self._write in ready and not self._feed():
+                    selector.unregister(self._write)
+                    feeding = False
+                if self._read not in ready:
+                    continue
+                chunk = os.read(self._read, 1 << 16)
+                if not chunk:
+                    return
+                total += len(chunk)
+                *lines, waiting = (waiting + chunk).split(b"\n")
+                if len(waiting) > MAX_LINE or total > MAX_TOTAL:
+                    raise ValueError("too much of it")
+                for line in lines:
+                    last = time.monotonic()
+                    try:
+                        event = json.loads(line)
+                    except (RecursionError, UnicodeDecodeError) as error:
+                        raise ValueError(type(error).__name__) from None
+                    if not isinstance(event, dict):
+                        raise ValueError("not an object")
+                    yield event
 
 
 def _record(
@@ -376,18 +580,3 @@ def _failure(data: Any) -> Failure:
     number = line if isinstance(line, int) and 0 < line < 100_000 else 0
     kind, code = str(data.get("type", ""))[:60], str(data.get("code", ""))[:120]
     return Failure("raised", kind, message, number, code)
-
-
-def _end(child: subprocess.Popen[bytes], patience: float) -> int:
-    """The child's exit code; it and all that it started in its session are ended."""
-    try:
-        code = child.wait(timeout=patience)
-    except subprocess.TimeoutExpired:
-        code = 0
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.close()
-    return code

@@ -1,0 +1,120 @@
+"""The warm parent: imports what submissions need, once, and forks one child for each.
+
+Not imported: executed in a fresh interpreter, from source sent over a socket, so that no path of
+the grader's is in it. No learner's code ever runs in this process, and it holds nothing worth
+reading: no reference, mistake, expected array or seed.
+
+Messages are JSON lines. It says {"ready": level} or {"refused": why}; then, for each
+{"fork": …} with three descriptors (the child's messages, its job, its working folder), {"pid": …};
+and for {"end": patience}, {"code": …, "cpu": …, "peak": …} of the child, which is then gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import types
+from typing import Any
+
+
+def main(
+    control: socket.socket,
+    preload: list[str],
+    level: str,
+    modules: dict[str, types.ModuleType],
+) -> None:
+    isolation, child = modules["isolation"], modules["child"]
+    sys.path[:] = [p for p in sys.path if p.startswith((sys.prefix, sys.base_prefix, "/usr/"))]
+    shell = warm(preload, child, modules["values"])
+    rules = -1
+    if level == isolation.LEVEL:
+        try:
+            allowed = isolation.interpreter_paths() | {os.getcwd(): isolation.READ_DIR}
+            rules = isolation.ruleset(allowed)
+        except OSError as error:
+            answer(control, refused=str(error))
+            return
+    answer(control, ready=level)
+    gc.collect()
+    gc.freeze()
+    while (request := receive(control, 3)) is not None:
+        message, descriptors = request
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(Exception):
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when we end, so does it
+            control.close()
+            child.begin(*descriptors, rules, message["fork"], shell, modules)
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        answer(control, pid=pid)
+        ending = receive(control, 0)
+        code, usage = end(pid, ending[0]["end"] if ending else 0.0)
+        if ending is None:
+            return
+        answer(control, code=code, cpu=usage.ru_utime + usage.ru_stime, peak=usage.ru_maxrss)
+
+
+def warm(preload: list[str], child: types.ModuleType, values: types.ModuleType) -> Any:
+    """Import, and provoke what the libraries import late; IPython's shell, ready to run cells."""
+    for name in preload:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    if torch := sys.modules.get("torch"):
+        warm_torch(torch)
+    shell = child.quiet_shell()
+    for source in ("import math\n[math.pi]", "def f(x):\n    return x", "1 / 0", "(", "%time 1"):
+        child.run_cell(shell, source, values)
+    values.run_probe(lambda f, x: {"x": f(x)}, lambda x: x, {"x": values.np.ones(2)}, {})
+    for name in ("math", "f"):
+        shell.user_ns.pop(name, None)
+    return shell
+
+
+def warm_torch(torch: types.ModuleType) -> None:
+    """A small training step in one thread: no pool of threads may exist when we fork."""
+    torch.set_num_threads(1)
+    layer = torch.nn.BatchNorm2d(2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.ones(2, 2, 2, 1)).sum().backward()
+    optimizer.step()
+    importlib.import_module("torch.utils._python_dispatch")
+    importlib.import_module("torch.utils._pytree")
+
+
+def end(pid: int, patience: float) -> tuple[int, Any]:
+    """Wait so long for the child, then end it and all that it left in its session; reap it."""
+    stop = time.monotonic() + patience
+    found, status, usage = os.wait4(pid, os.WNOHANG)
+    while not found and time.monotonic() < stop:
+        time.sleep(0.002)
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    if not found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage
+
+
+def answer(control: socket.socket, **message: Any) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive(control: socket.socket, descriptors: int) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message with its descriptors, None where the grader is gone."""
+    text, found, _, _ = socket.recv_fds(control, 1 << 16, descriptors)
+    while text and not text.endswith(b"\n"):
+        more = control.recv(1 << 16)
+        text = text + more if more else b""
+    return (json.loads(text), list(found)) if text else None
