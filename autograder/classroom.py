@@ -1,11 +1,12 @@
 """An nbgrader course directory: write one, and grade in it, by nbgrader's commands or by ours.
 
 `Repair` and `Judge` are the preprocessors that nbgrader_config.py puts into nbgrader's own
-autograde; `autograder grade` runs the same lists of preprocessors, so the scores agree.
+autograde; `autograder grade` writes the same rows with the same judge, so the scores agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -13,25 +14,29 @@ import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat.notebooknode import NotebookNode
-from nbgrader.api import Gradebook
+from nbgrader import api
 from nbgrader.apps import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import NbGraderPreprocessor
 from sqlalchemy.exc import SAWarning
+from traitlets import Unicode
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder import course as courses
-from autograder import display, grade, lesson, repair
+from autograder import display, engine, grade, lesson, repair, results
+from autograder import submissions as submitted
 from autograder.course import Course, UserError
-from autograder.grade import Result, Round, Submission, Work
+from autograder.gradebook import Gradebook
+from autograder.results import Result
+from autograder.sandbox import parent
+from autograder.submissions import Submission, Work, gather
 
 # nbgrader starts alembic by its bare name, which a virtual environment that is not activated hides
 if not shutil.which("alembic"):
@@ -97,10 +102,10 @@ def create(folder: Path, course: Course, inside_checkout: bool = False) -> list[
     for name in course.lessons:
         notebook = lesson.source_notebook(lesson.read(course, name))
         path = folder / "source" / name / f"{name}.ipynb"
-        grade.write_beside(path, lesson.notebook_text(notebook))
+        results.write_beside(path, lesson.notebook_text(notebook))
         said.append(f"written {path}")
     if not is_classroom(folder):
-        grade.write_beside(folder / "nbgrader_config.py", CONFIG)
+        results.write_beside(folder / "nbgrader_config.py", CONFIG)
         said.append(f"written {folder / 'nbgrader_config.py'}")
     class_secret(folder)
     steps = f"cd {folder} && nbgrader generate_assignment {course.lessons[0]}"
@@ -129,7 +134,7 @@ def round_number(folder: Path, begin_next: bool = False) -> int:
     number = int(path.read_text()) if path.exists() else 1
     if begin_next:
         number += 1
-        grade.write_beside(path, str(number))
+        results.write_beside(path, str(number))
     return number
 
 
@@ -138,11 +143,6 @@ def seed(folder: Path, name: str) -> int:
     message = f"{name}/{round_number(folder)}".encode()
     digest = hmac.new(class_secret(folder), message, hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-@lru_cache(maxsize=4)
-def _round(course: Course, name: str, number: int, device: str = "auto") -> Round:
-    return grade.new_round(course, name, number, device)
 
 
 # ---- nbgrader's preprocessors --------------------------------------------------------------
@@ -155,7 +155,7 @@ class Repair(NbGraderPreprocessor):
         course, name = courses.current(), resources["nbgrader"]["notebook"]
         if name in course.lessons:
             release = nbformat.read(course.notebooks / f"{name}.ipynb", as_version=4)
-            nb, repairs = repair.repaired(grade.usable(nb), release)
+            nb, repairs = repair.repaired(submitted.usable(nb), release)
             nb.metadata["autograder"] = {"repairs": repairs}
         return nb, resources
 
@@ -163,29 +163,31 @@ class Repair(NbGraderPreprocessor):
 class Judge(NbGraderPreprocessor):
     """Runs a submission out of process, judges it, and writes each result into its check cell.
 
-    `autograder grade` hands in the result that it already has, as resources["result"].
+    `autograder grade` does without nbgrader's preprocessors, and writes the same (gradebook.py).
     """
 
+    isolation = Unicode(parent.LSM, help='"process" if you trust the code that you grade.').tag(
+        config=True
+    )
+
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]) -> tuple[NotebookNode, Any]:
-        result = resources.get("result")
-        if result is None:
-            result = self._graded(nb, resources["nbgrader"])
-        show(nb, result)
+        show(nb, self._graded(nb, resources["nbgrader"]))
         return nb, resources
 
     def _graded(self, nb: NotebookNode, where: dict[str, str]) -> Result:
         folder, course = Path.cwd(), courses.current()  # nbgrader works in the course directory
         name = where["notebook"]
         repairs = list(nb.metadata.pop("autograder", {}).get("repairs", []))
-        result = grade.grade_notebook(nb, _round(course, name, seed(folder, name)))
-        if result.status == grade.NEEDS_PERSON:
+        terms = engine.Terms(name, seed(folder, name), "auto", self.isolation)
+        result = grade.grade_notebook(nb, engine.round_of(course, terms))
+        if result.status == results.NEEDS_PERSON:
             raise RuntimeError(result.reason)
         # the cells were repaired before nbgrader restored their text: those repairs count
         result = replace(result, repairs=repairs)
-        result.status = grade.REPAIRED if repairs else grade.GRADED
+        result.status = results.REPAIRED if repairs else results.GRADED
         result.learner = where["student"]
         result.file = str(folder / "submitted" / where["student"] / name / f"{name}.ipynb")
-        grade.write_results([result], folder)
+        results.write_results([result], folder)
         return result
 
 
@@ -255,31 +257,32 @@ def _in_place(place: Path, course: Course) -> list[Submission]:
     return [Submission(learner, file, known) for file in files or [place]]
 
 
-def grade_works(
+def grade_room(
     folder: Path,
     course: Course,
-    works: Sequence[Work],
-    jobs: int | None = None,
-    tell: Callable[[Result], None] = lambda result: None,
+    works: Sequence[Work] | None = None,
     device: str = "auto",
-) -> list[Result]:
-    """Grade, then fill the gradebook and autograded/, one submission after the other."""
+    level: str = parent.LSM,
+    target: Path | None = None,
+    **how: Any,
+) -> engine.Summary:
+    """Grade what is handed in and not graded yet; `how` goes to engine.grade_all."""
+    if works is None:
+        works = gather(submissions(folder, course), course)
+    names = sorted({work.lesson for work in works if not work.reason})
+    terms = {name: engine.Terms(name, seed(folder, name), device, level) for name in names}
+    with opened(folder, names) as book:
+        return engine.grade_all(works, course, terms, target or folder, book=book, **how)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, names: Iterable[str]) -> Iterator[Gradebook]:
+    """The gradebook, in which each of these lessons is registered."""
     config = _config(folder)
-    names = sorted({work.lesson for work in works if work.notebook is not None})
-    for name in names:
+    for name in sorted(set(names)):
         _registered(folder, config, name)
-    rounds = {name: _round(course, name, seed(folder, name), device) for name in names}
-    results = grade.grade_all(works, course, jobs=jobs, tell=tell, rounds=rounds)
-    for result in results:
-        if result.status != grade.NEEDS_PERSON and result.lesson in rounds:
-            try:
-                _record(folder, config, result)
-            except Exception as error:  # one submission's trouble is not the class's
-                what = " ".join(str(error).split())[:200]
-                result.status = grade.NEEDS_PERSON
-                kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-                result.reason = f"not in the gradebook: {kind}{what}"
-    return results
+    with Gradebook(config, show) as book:
+        yield book
 
 
 def _config(folder: Path) -> Config:
@@ -291,7 +294,7 @@ def _config(folder: Path) -> Config:
 def _registered(folder: Path, config: Config, name: str) -> None:
     """Make sure that the gradebook knows the lesson: what `nbgrader generate_assignment` does."""
     directory = CourseDirectory(config=config)
-    with Gradebook(directory.db_url, directory.course_id) as gradebook:
+    with api.Gradebook(directory.db_url, directory.course_id) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
     if name in known:
         return
@@ -301,48 +304,11 @@ def _registered(folder: Path, config: Config, name: str) -> None:
         raise UserError(f"nbgrader generate_assignment {name} failed in {folder}: {last}")
 
 
-def _record(folder: Path, config: Config, result: Result) -> None:
-    """Run nbgrader's own preprocessors on a graded submission, with our result in their midst."""
-    if not _plain(result.learner):
-        raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
-    directory = CourseDirectory(config=config)
-    source = Path(directory.format_path("submitted", result.learner, result.lesson))
-    try:
-        timestamp = directory.get_existing_timestamp(str(source))
-    except Exception:  # nbgrader's own message breaks on the way
-        raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
-    with Gradebook(directory.db_url, directory.course_id) as gradebook:
-        gradebook.update_or_create_student(result.learner)
-        known = {"timestamp": timestamp} if timestamp else {}
-        gradebook.update_or_create_submission(result.lesson, result.learner, **known)
-    where = {
-        "student": result.learner,
-        "assignment": result.lesson,
-        "notebook": result.lesson,
-        "db_url": directory.db_url,
-    }
-    assert result.notebook is not None
-    nb, resources = result.notebook, {"nbgrader": where, "result": result, "unique_key": ""}
-    steps = (*config.Autograde.sanitize_preprocessors, *config.Autograde.autograde_preprocessors)
-    for step in steps:
-        if step is not Repair:  # done before it ran
-            nb, resources = step(config=config).preprocess(nb, resources)
-    target = Path(directory.format_path("autograded", result.learner, result.lesson))
-    grade.write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
-    if timestamp:
-        grade.write_beside(target / "timestamp.txt", (source / "timestamp.txt").read_text())
-
-
-def _plain(learner: str) -> bool:
-    """Whether nbgrader keeps this learner apart from others: it takes names for glob patterns."""
-    return not any(c in "*?[\n" or "\ud800" <= c <= "\udfff" for c in learner)
-
-
-def write_feedback(folder: Path, results: Sequence[Result]) -> None:
-    """Feedback pages of all graded submissions, by nbgrader's own generate_feedback."""
-    api = NbGraderAPI(config=_config(folder))
-    for name in sorted({r.lesson for r in results if r.status != grade.NEEDS_PERSON}):
-        done = api.generate_feedback(name)
+def write_feedback(folder: Path) -> None:
+    """Feedback pages of all graded submissions, by nbgrader's own generate_feedback, in here."""
+    nbgrader = NbGraderAPI(config=_config(folder))
+    for name in sorted({place.name for place in (folder / "autograded").glob("*/*")}):
+        done = nbgrader.generate_feedback(name)
         if not done["success"]:
             last = done.get("log", "").strip().split("\n")[-1]
             raise UserError(f"nbgrader generate_feedback {name} failed in {folder}: {last}")

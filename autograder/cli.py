@@ -99,12 +99,12 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="the result as JSON")] = False,
 ) -> None:
     """Check a notebook's exercises. Exit code 0 if all passed, 1 if not."""
-    from autograder import grade
+    from autograder import grade, submissions
 
     course = courses.current()
     if not notebook.exists():
         raise UserError(f"There is no notebook {notebook}.")
-    read = grade.read_notebook(notebook)
+    read = submissions.read_notebook(notebook)
     wanted = exercises or []
     if wanted:
         lessons = {course.find(name)[0] for name in wanted}
@@ -112,7 +112,7 @@ def check(
             raise UserError(f"{' and '.join(wanted)} are of different lessons: check one of them.")
         lesson = lessons.pop()
     else:
-        lesson = grade.lesson_of(read, notebook.stem, course)
+        lesson = submissions.lesson_of(read, notebook.stem, course)
         if not lesson:
             raise UserError(f"{notebook} holds no exercise of this course.")
     result = grade.check_notebook(read, course, lesson, wanted)
@@ -180,63 +180,90 @@ def grade(
     jobs: Annotated[int | None, typer.Option(min=1, help="at a time; default: the cores")] = None,
     feedback: Annotated[bool, typer.Option(help="also write feedback pages (classroom)")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for torch exercises")] = "auto",
-    new_round: Annotated[bool, typer.Option(help="begin a new round (classroom)")] = False,
+    new_round: Annotated[bool, typer.Option(help="begin a new round")] = False,
+    isolation: Annotated[
+        str, typer.Option(help="lsm, or process if you trust the code that you grade")
+    ] = "lsm",
+    scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address")] = "",
 ) -> None:
-    """Grade submissions, each in a process of its own, and write the results."""
+    """Grade submissions, each in a process of its own; run again, it does what is missing."""
     from autograder import classroom as classrooms
-    from autograder import grade as grading
+    from autograder import engine, results, submissions
+    from autograder.sandbox import parent
 
     course = courses.current()
+    course.solved("")  # says so where there is no checkout
+    parent.must_have(isolation)
     rooms = [path for path in paths if classrooms.is_classroom(path)]
     if rooms and len(paths) > 1:
         raise UserError("Grade a course directory alone, without other paths.")
+    if rooms and seed is not None:
+        raise UserError("A course directory has a seed of its own: leave --seed out.")
     target = out or (rooms[0] if rooms else Path("graded"))
-    if rooms:
-        classrooms.round_number(rooms[0], begin_next=new_round)
-        submissions = classrooms.submissions(rooms[0], course)
-    else:
-        submissions = grading.find_submissions(paths, course)
-    grading.must_be_writable(target)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        works = grading.gather(submissions, course)
+    results.must_be_writable(target)
+    with engine.locked(target), _progress() as bar:
+        if rooms:
+            classrooms.round_number(rooms[0], begin_next=new_round)
+            found = classrooms.submissions(rooms[0], course)
+        else:
+            found = submissions.find_submissions(paths, course)
+        works = submissions.gather(found, course)
         task = bar.add_task("grading", total=len(works))
 
-        def tell(result: grading.Result) -> None:
-            grading.write_results([result], target)  # at once: an interrupted run loses nothing
+        def tell(data: results.Data) -> None:
             bar.advance(task)
-            if not console.is_terminal:
-                say(f"  {one_line(result.learner):<24} {result.total:<26} {result.status}")
+            if bar.disable:
+                say(f"  {one_line(data['learner']):<24} {data['total']:<26} {data['status']}")
 
         try:
             if rooms:
-                results = classrooms.grade_works(rooms[0], course, works, jobs, tell, device)
-                # some turned out only now, on their way into the gradebook
-                late = [result for result in results if result.status == grading.NEEDS_PERSON]
-                grading.write_results(late, target)
+                summary = classrooms.grade_room(
+                    rooms[0], course, works, device, isolation, target,
+                    jobs=jobs, tell=tell, scheduler=scheduler,
+                )  # fmt: skip
             else:
-                results = grading.grade_all(works, course, seed, jobs, tell=tell, device=device)
+                number = engine.stored_seed(target, new_round) if seed is None else seed
+                terms = {
+                    name: engine.Terms(name, number, device, isolation)
+                    for name in {work.lesson for work in works if not work.reason}
+                }
+                summary = engine.grade_all(
+                    works, course, terms, target, jobs=jobs, tell=tell, scheduler=scheduler
+                )
         except KeyboardInterrupt:  # typer would end in silence
             print(INTERRUPTED, file=sys.stderr)
             raise typer.Exit(130) from None
-    _summarize(results, target)
+    for line in [*summary.for_a_person(), *summary.lines()]:
+        say(one_line(line))
     if rooms and feedback:
-        classrooms.write_feedback(rooms[0], results)
-
-
-def _summarize(results: list, target: Path) -> None:  # type: ignore[type-arg]
-    from autograder import grade as grading
-
-    people = [r for r in results if r.status == grading.NEEDS_PERSON]
-    mended = [r for r in results if r.status == grading.REPAIRED]
-    for result in people:
-        say(one_line(f"needs a person: {result.learner} ({result.file}): {result.reason}"))
-    say(f"{len(results) - len(people)} graded ({len(mended)} of them repaired), "
-        f"{len(people)} need a person")  # fmt: skip
+        classrooms.write_feedback(rooms[0])
     say(f"results: {target / 'results'}")
     say(f"next: autograder report {target}")
+
+
+def _progress() -> Progress:
+    """How many are done, how fast, and how long it still takes; silent where nobody watches."""
+    console = Console(stderr=True)
+    rate = TextColumn("{task.speed:.1f}/s" if console.is_terminal else "")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate,
+               TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can isolate, and what is missing. Exit code 0 for the full level."""
+    from autograder.sandbox import isolation
+
+    for line in isolation.report():
+        say(line)
+    lacks = isolation.missing()
+    if lacks:
+        say(f"✗ level lsm cannot be had. {' '.join(lacks)}")
+        say("  level process can: --isolation process, for code that you trust.")
+    else:
+        say("✓ level lsm: learners' code reads the interpreter and its packages, and nothing else.")
+    raise typer.Exit(1 if lacks else 0)
 
 
 @app.command()

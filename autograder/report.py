@@ -19,11 +19,12 @@ from typing import Any
 
 import jinja2
 
-from autograder import grade, judge
+from autograder import judge
+from autograder import results as kept
 from autograder.course import UserError
 
 Data = dict[str, Any]  # a result, or a part of one, as `Result.as_dict` makes it
-NEEDED = grade.Result("", "", "", "").as_dict().keys()
+NEEDED = kept.Result("", "", "", "").as_dict().keys() - {"key"}
 UNSETTLED = (judge.NOT_CHECKED, judge.GRADER_FAULT)  # verdicts that say nothing of the learner
 VERDICTS = (judge.PASSED, judge.FAILED, judge.NOT_ATTEMPTED, judge.RAISED, judge.TIMED_OUT,
             judge.DIED)  # fmt: skip
@@ -77,7 +78,7 @@ class LessonReport:
     @cached_property
     def settled(self) -> list[Data]:
         """The submissions whose score counts: graded or repaired."""
-        return [r for r in self.judged if r["status"] != grade.NEEDS_PERSON and r["points"]]
+        return [r for r in self.judged if r["status"] != kept.NEEDS_PERSON and r["points"]]
 
     @property
     def points(self) -> float:
@@ -227,7 +228,7 @@ def html_text(results: Sequence[Data], lessons: Sequence[LessonReport]) -> str:
 
 def write(folder: Path, out: Path) -> list[Path]:
     """Write the report on the results in `folder` into `out`; raises UserError."""
-    results = grade.read_results(folder)
+    results = kept.read_results(folder)
     if not all(isinstance(r, dict) and r.keys() >= NEEDED for r in results):
         raise UserError(f"A result in {folder} is damaged or of another version: grade again.")
     results.sort(key=lambda r: (r["lesson"], r["learner"]))
@@ -254,5 +255,5 @@ def write(folder: Path, out: Path) -> list[Path]:
     }  # fmt: skip
     for name, text in texts.items():
         # a learner's name can come from a file's name whose bytes are no UTF-8
-        grade.write_beside(out / name, text.encode("utf-8", "replace").decode("utf-8"))
+        kept.write_beside(out / name, text.encode("utf-8", "replace").decode("utf-8"))
     return [out / name for name in texts]

@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 from nbformat.notebooknode import NotebookNode
 
-from autograder import grade, lesson, repair
+from autograder import engine, lesson, repair, results
 from autograder.course import Course, UserError
 
 LESSON = "02_batchnorm_forward"
@@ -126,7 +126,7 @@ def write(folder: Path, sample: Sample) -> int:
     many = 0
     for learner, content in submissions(sample):
         place = folder / "submitted" / learner / sample.name / f"{sample.name}.ipynb"
-        grade.write_beside(place, content)
+        results.write_beside(place, content)
         many += 1
     return many
 
@@ -142,26 +142,24 @@ def demo(folder: Path, course: Course, say: Callable[[str], None]) -> None:
     classroom.create(folder, course, inside_checkout=True)
     many = write(folder, Sample(course))
     say(f"grading {many} submissions, each in a process of its own")
-    works = grade.gather(classroom.submissions(folder, course), course)
-    done: list[grade.Result] = []
+    done: list[str] = []
 
-    def tell(result: grade.Result) -> None:
-        done.append(result)
-        named = [m for e in result.exercises for c in e.criteria for m in c.mistakes]
-        why = result.reason or ", ".join(dict.fromkeys(named)) or "; ".join(result.repairs)
-        score = result.total if result.exercises else "-"
-        line = f"  {len(done):>2}/{many} {result.learner:<26} {score:<25} {result.status}"
+    def tell(data: results.Data) -> None:
+        done.append(data["learner"])
+        named = [m for e in data["exercises"] for c in e["criteria"] for m in c["mistakes"]]
+        why = data["reason"] or ", ".join(dict.fromkeys(named)) or "; ".join(data["repairs"])
+        score = data["total"] if data["exercises"] else "-"
+        line = f"  {len(done):>2}/{many} {data['learner']:<26} {score:<25} {data['status']}"
         say(f"{line}  {why}"[:118])
 
-    results = classroom.grade_works(folder, course, works, tell=tell)
-    grade.write_results(results, folder)
+    with engine.locked(folder):
+        summary = classroom.grade_room(folder, course, tell=tell)
     say("writing feedback and the class report")
-    classroom.write_feedback(folder, results)
+    classroom.write_feedback(folder)
     pages = report.write(folder, folder / "report")
-    people = [r for r in results if r.status == grade.NEEDS_PERSON]
-    mended = [r for r in results if r.status == grade.REPAIRED]
-    say(f"\n{len(results) - len(people)} graded ({len(mended)} of them repaired), "
-        f"{len(people)} needs a person, in {time.monotonic() - begun:.0f} s")  # fmt: skip
+    say("")
+    for line in [*summary.lines(), f"all in {time.monotonic() - begun:.0f} s"]:
+        say(line)
     say(f"class report  {pages[0]}")
     say(f"feedback      {folder / 'feedback'}")
     say(f"gradebook     {folder / 'gradebook.db'}")

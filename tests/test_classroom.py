@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbgrader.api import Gradebook
 
-from autograder import classroom, course, grade, lesson, repair, sample_class
+from autograder import classroom, course, grade, lesson, repair, results, sample_class
 from autograder.course import UserError
 
 LESSON = sample_class.LESSON
@@ -75,11 +75,14 @@ def test_nbgraders_commands_and_ours_give_the_same_scores(room, tmp_path):
     released = theirs / "release" / LESSON / f"{LESSON}.ipynb"
     assert released.read_text() == (course.current().notebooks / f"{LESSON}.ipynb").read_text()
 
-    works = grade.gather(classroom.submissions(room, course.current()), course.current())
-    results = classroom.grade_works(room, course.current(), works)
-    classroom.write_feedback(room, results)
+    classroom.grade_room(room, course.current())
+    classroom.write_feedback(room)
     assert scores(room) == scores(theirs)
-    assert {r.learner: r.earned for r in results} == {k: v[0] for k, v in scores(room).items()}
+    found = {result["learner"]: result["earned"] for result in results.read_results(room)}
+    assert found == {name: score for name, (score, _) in scores(room).items()}
+    for learner in CHOSEN:
+        place = Path("autograded") / learner / LESSON / f"{LESSON}.ipynb"
+        assert (room / place).read_text() == (theirs / place).read_text()
     assert scores(room)["right"] == (85.0, True)
     assert scores(room)["blank"] == (0.0, False)
     assert scores(room)["check-cell-deleted"][0] == scores(room)["check-cell-duplicated"][0] == 85

@@ -39,12 +39,13 @@ from test_sandbox import (
     verdict_of,
 )
 
-from autograder import classroom, grade, repair
+from autograder import classroom, grade, repair, results, submissions
 from autograder.course import UserError
-from autograder.grade import GRADED, NEEDS_PERSON, Result, find_submissions, gather, read_notebook
 from autograder.judge import PASSED
 from autograder.lesson import notebook_text
+from autograder.results import GRADED, NEEDS_PERSON, Result
 from autograder.sandbox import parent
+from autograder.submissions import find_submissions, gather, read_notebook
 
 # where code can write, what it wrote down must not come back either
 TRUSTED = replace(ROUND, level=parent.PROCESS)
@@ -199,8 +200,8 @@ def test_nobody_in_a_folder_is_skipped_in_silence(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "right")
     os.mkfifo(tmp_path / "pipe.ipynb")
     works = gather(find_submissions([tmp_path], OURS), OURS)
-    assert {work.learner for work in works if work.notebook} == {"right", "upper"}
-    reasons = {work.learner: work.reason for work in works if not work.notebook}
+    assert {work.learner for work in works if not work.reason} == {"right", "upper"}
+    reasons = {work.learner: work.reason for work in works if work.reason}
     assert set(reasons) == {"script-only", "folder.ipynb", "link", "pipe"}
     assert "no notebook" in reasons["script-only"]
     assert "is a link" in reasons["link"]
@@ -217,8 +218,8 @@ def test_nobody_in_a_course_directory_is_skipped_in_silence(tmp_path) -> None:
     (root / "inner-link").mkdir()
     (root / "inner-link" / LESSON).symlink_to(root / "right" / LESSON)
     works = gather(classroom.submissions(tmp_path, OURS), OURS)
-    assert {work.learner for work in works if work.notebook} == {"right", "loose"}
-    assert {work.learner for work in works if not work.notebook} == {
+    assert {work.learner for work in works if not work.reason} == {"right", "loose"}
+    assert {work.learner for work in works if work.reason} == {
         "script-only", "link", "inner-link"}  # fmt: skip
     assert all("link" in work.reason for work in works if work.learner.endswith("link"))
 
@@ -228,17 +229,17 @@ NAMES_OF_LEARNERS = ["\udcff\udcfe", "😀" * 60 + "1", "😀" * 60 + "2", "..",
 
 
 def test_each_learner_has_a_results_file_whatever_the_name(tmp_path) -> None:
-    results = [Result(name, LESSON, "f", GRADED) for name in NAMES_OF_LEARNERS]
-    grade.write_results(results, tmp_path)
-    read = [result["learner"] for result in grade.read_results(tmp_path)]
+    made = [Result(name, LESSON, "f", GRADED) for name in NAMES_OF_LEARNERS]
+    results.write_results(made, tmp_path)
+    read = [result["learner"] for result in results.read_results(tmp_path)]
     assert sorted(read) == sorted(NAMES_OF_LEARNERS)
     assert {path.parent for path in tmp_path.rglob("*.json")} == {tmp_path / "results" / LESSON}
 
 
 def test_a_file_that_was_mended_counts_once(tmp_path) -> None:
-    grade.write_results([Result("anna", "", "work.ipynb", NEEDS_PERSON)], tmp_path)
-    grade.write_results([Result("anna", LESSON, "work.ipynb", GRADED)], tmp_path)
-    assert [result["status"] for result in grade.read_results(tmp_path)] == [GRADED]
+    results.write_results([Result("anna", "", "work.ipynb", NEEDS_PERSON)], tmp_path)
+    results.write_results([Result("anna", LESSON, "work.ipynb", GRADED)], tmp_path)
+    assert [result["status"] for result in results.read_results(tmp_path)] == [GRADED]
 
 
 def test_a_name_forges_no_line_of_output(tmp_path, monkeypatch, capsys) -> None:
@@ -260,7 +261,7 @@ def test_two_runs_may_write_the_same_file_at_once(tmp_path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: grade.write_beside(tmp_path / "same", str(n)), range(400)))
+        list(pool.map(lambda n: results.write_beside(tmp_path / "same", str(n)), range(400)))
     assert [path.name for path in tmp_path.iterdir()] == ["same"]
 
 
@@ -289,7 +290,7 @@ def test_what_nbgrader_would_refuse_is_not_kept() -> None:
     own.metadata = nbformat.from_dict({"tags": 5})
     own["attachments"] = 3
     notebook.cells.append(own)
-    mended, _ = repair.repaired(grade.usable(notebook), release())
+    mended, _ = repair.repaired(submissions.usable(notebook), release())
     nbformat.validate(mended)
     notebook_text(mended).encode()
 
@@ -299,7 +300,7 @@ def test_pictures_in_a_written_answer_stay() -> None:
     answer = next(cell for cell in notebook.cells if repair.kind(cell) == "written")
     answer.source = "![](a.png)"
     answer["attachments"] = nbformat.from_dict({"a.png": {"image/png": "aGk="}})
-    mended, _ = repair.repaired(grade.usable(notebook), release())
+    mended, _ = repair.repaired(submissions.usable(notebook), release())
     kept = next(cell for cell in mended.cells if repair.grade_id(cell) == repair.grade_id(answer))
     assert kept.attachments == answer.attachments
 
@@ -311,14 +312,14 @@ def test_one_submission_that_nbgrader_refuses_does_not_stop_the_class(tmp_path) 
     for name in ("right", "bad-date", "a?b", "new\nline"):
         put(room / "submitted" / name / LESSON / f"{LESSON}.ipynb", release())
     (room / "submitted" / "bad-date" / LESSON / "timestamp.txt").write_text("not a date")
-    works = gather(classroom.submissions(room, OURS), OURS)
-    results = {r.learner: r for r in classroom.grade_works(room, OURS, works)}
-    assert results["right"].status == GRADED
-    others = [result for name, result in results.items() if name != "right"]
-    assert {result.status for result in others} == {NEEDS_PERSON}
-    assert "timestamp.txt holds no date" in results["bad-date"].reason
-    assert all("rename it" in results[name].reason for name in ("a?b", "new\nline"))
-    classroom.write_feedback(room, list(results.values()))
+    classroom.grade_room(room, OURS)
+    found = {result["learner"]: result for result in results.read_results(room)}
+    assert found["right"]["status"] == GRADED
+    others = [result for name, result in found.items() if name != "right"]
+    assert {result["status"] for result in others} == {NEEDS_PERSON}
+    assert "timestamp.txt holds no date" in found["bad-date"]["reason"]
+    assert all("rename it" in found[name]["reason"] for name in ("a?b", "new\nline"))
+    classroom.write_feedback(room)
     assert [path.name for path in (room / "feedback").iterdir()] == ["right"]
 
 

@@ -13,11 +13,13 @@ from helpers import OURS, cell_of, place_of, release, solved, solved_notebook
 from nbformat.notebooknode import NotebookNode
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder import grade
+from autograder import submissions
 from autograder.course import UserError
-from autograder.grade import GRADED, REPAIRED, Round, grade_notebook, read_notebook
+from autograder.grade import Round, grade_notebook
 from autograder.repair import defines, grade_id, kind, repaired, to_run
+from autograder.results import GRADED, REPAIRED
 from autograder.sandbox.parent import Limits
+from autograder.submissions import read_notebook
 
 LESSON = "02_batchnorm_forward"
 RELEASE = release()
@@ -475,7 +477,7 @@ def test_a_file_that_is_no_notebook_is_refused_in_a_sentence(what: str, tmp_path
 def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "02.ipynb"
     file.write_text(text_of(RELEASE), encoding="utf-8")
-    monkeypatch.setattr(grade, "MAX_FILE", 1000)
+    monkeypatch.setattr(submissions, "MAX_FILE", 1000)
     monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("was read"))
     with pytest.raises(UserError, match=r"02\.ipynb has more than .* MB"):
         read_notebook(file)
@@ -511,9 +513,9 @@ def test_a_named_pipe_is_refused_and_never_waited_for(
 @pytest.mark.parametrize("name", ["02_batchnorm_forward", "02 (1)", "Übung 2 – Kopie", "x"])
 @pytest.mark.parametrize("what", ["nothing", "all metadata and cell ids stripped"])
 def test_a_renamed_notebook_is_known_by_what_is_in_it(name: str, what: str) -> None:
-    assert grade.lesson_of(damaged(what), name, OURS) == LESSON
+    assert submissions.lesson_of(damaged(what), name, OURS) == LESSON
 
 
 def test_a_notebook_of_something_else_belongs_to_no_lesson() -> None:
     other = nbformat.v4.new_notebook(cells=[trial("def f(): pass")])
-    assert grade.lesson_of(other, "homework", OURS) == ""
+    assert submissions.lesson_of(other, "homework", OURS) == ""

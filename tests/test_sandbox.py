@@ -12,9 +12,10 @@ import pytest
 from helpers import OURS, cell_of, fresh_cases, named, release, solved_notebook
 from nbformat.notebooknode import NotebookNode
 
-from autograder.grade import GRADED, Result, Round, grade_notebook
+from autograder.grade import Round, grade_notebook
 from autograder.judge import DIED, FAILED, PASSED, RAISED, TIMED_OUT
 from autograder.repair import grade_id
+from autograder.results import GRADED, Result
 from autograder.sandbox import parent
 from autograder.sandbox.parent import Limits
 

@@ -271,6 +271,27 @@ def limit_memory(allowance: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (present + allowance,) * 2)
 
 
+def report() -> list[str]:
+    """What this machine offers, in lines for people."""
+    version = landlock_version()
+    known = "known" if machine() in MACHINES else "not known here"
+    seccomp = "yes" if _has_seccomp() else "no"
+    return [
+        f"system     {platform.system()} {platform.release()}",
+        f"processor  {machine()}: its system calls are {known}",
+        f"Landlock   {f'version {version}' if version else 'no'}",
+        f"seccomp    {seccomp}",
+    ]
+
+
+def _has_seccomp() -> bool:
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "\nSeccomp:" in status
+
+
 def missing() -> list[str]:
     """What this machine lacks for level "lsm", in sentences; [] where it can be had.
 

@@ -1,0 +1,311 @@
+"""A class is graded: a map of one pure function over submissions, and one writer.
+
+A few threads read, repair, run and judge (the learners' code runs in other processes, the judging
+takes milliseconds); the caller's thread alone writes: the gradebook first, then the result's file,
+which says that a submission is done. Run again after any interruption, it does what is missing.
+Beyond one machine the same function is mapped by Dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+from autograder import course as courses
+from autograder import judge, results
+from autograder.course import Course, UserError
+from autograder.grade import Round, grade_notebook, new_round
+from autograder.results import GRADED, NEEDS_PERSON, REPAIRED, Result
+from autograder.sandbox import parent
+from autograder.submissions import Work, parsed, read_bytes
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How one lesson is graded in one round: plain data, so that another machine can do it."""
+
+    lesson: str
+    seed: int
+    device: str = "cpu"
+    level: str = parent.LSM
+
+
+@lru_cache(maxsize=32)
+def round_of(course: Course, terms: Terms) -> Round:
+    """The round's cases, computed once in each process; raises UserError."""
+    return new_round(course, terms.lesson, terms.seed, terms.device, terms.level)
+
+
+def grade_one(
+    course: Course, terms: Terms, work: Work, limits: parent.Limits | None = None
+) -> Result:
+    """Grade one file. Depends on nothing but its arguments and the file; never raises."""
+    result = Result("", work.lesson, "", NEEDS_PERSON, work.reason)
+    if not work.reason:
+        try:
+            data = read_bytes(work.path)
+            work = replace(work, digest=hashlib.sha256(data).hexdigest())
+            notebook = parsed(data, work.path.name)
+            result = grade_notebook(notebook, round_of(course, terms), limits)
+        except UserError as error:
+            result.reason = str(error)
+        except Exception as error:
+            result.reason = f"the grader failed: {type(error).__name__}: {error}"
+    result.learner, result.file = work.learner, str(work.path)
+    result.repairs = result.repairs + work.others
+    if result.repairs and result.status == GRADED:
+        result.status = REPAIRED
+    result.key = key_of(course, terms, work)
+    return result
+
+
+# ---- what is done already --------------------------------------------------------------------
+
+
+def key_of(course: Course, terms: Terms, work: Work) -> str:
+    """What a result depends on: the submission, the grader, the round."""
+    parts = [work.digest, work.reason, *work.others, _grader(course, terms.lesson), repr(terms)]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _grader(course: Course, lesson: str) -> str:
+    """A fingerprint of all that judges a lesson: the package, the solved lessons, numpy, torch."""
+    found = hashlib.sha256()
+    roots = [courses.PACKAGE, course.exercises, course.cases]
+    files = {path for root in roots for path in root.rglob("*") if path.suffix in (".py", ".json")}
+    if course.solutions is not None:
+        files |= set(course.solutions.glob("*.py"))
+    for path in sorted(files):
+        found.update(f"{path.name}\0".encode() + path.read_bytes())
+    for name in ("numpy", "torch"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.update(version(name).encode())
+    return found.hexdigest()
+
+
+def _graded_before(target: Path, work: Work, key: str) -> results.Data | None:
+    """The result that an earlier run left for the same submission, grader and round."""
+    try:
+        data = json.loads(results.path_of(target, work.learner, work.lesson, work.path).read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) and data.get("key") == key else None
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """One run at a time in one folder; the lock goes with its process. Raises UserError."""
+    place = target / ".autograder"
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "lock", "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            who = file.read().strip() or "unknown"
+            raise UserError(
+                f"Another run is grading into {target} (process {who}): wait for its end, then "
+                "run again."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def stored_seed(target: Path, begin_next: bool = False) -> int:
+    """A folder's seed for this round: random, kept beside the results, its owner's alone."""
+    path = target / ".autograder" / "seed"
+    if path.exists() and not begin_next:
+        try:
+            return int(path.read_text())
+        except ValueError:
+            raise UserError(f"{path} is damaged: delete it, or say --new-round.") from None
+    seed = secrets.randbits(63)
+    results.write_beside(path, str(seed), mode=0o600)
+    return seed
+
+
+# ---- the run ---------------------------------------------------------------------------------
+
+
+class Book(Protocol):
+    """A gradebook, as far as a run needs it (gradebook.py)."""
+
+    def holds(self, learner: str, name: str) -> bool: ...
+
+    def record(self, result: Result) -> None: ...
+
+
+@dataclass
+class Summary:
+    """What a run did, as far as its last lines say; holds no notebooks."""
+
+    briefs: list[tuple[str, str, str, str, float]] = field(default_factory=list)
+    timed_out: int = 0
+    again: int = 0  # found done by an earlier run
+    failed: Counter[str] = field(default_factory=Counter)
+    judged: Counter[str] = field(default_factory=Counter)
+    mistakes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, data: results.Data) -> None:
+        score = data["earned"] / data["points"] if data["points"] else 0.0
+        self.briefs.append(
+            (data["learner"], data["file"], data["status"], data["reason"], 100 * score)
+        )
+        verdicts = [c["verdict"] for e in data["exercises"] for c in e["criteria"]]
+        self.timed_out += judge.TIMED_OUT in verdicts
+        for exercise in data["exercises"]:
+            for criterion in exercise["criteria"]:
+                name = f"{exercise['name']}, {criterion['name']}"
+                if criterion["verdict"] in (judge.NOT_CHECKED, judge.GRADER_FAULT):
+                    continue
+                self.judged[name] += 1
+                self.failed[name] += criterion["verdict"] != judge.PASSED
+            named = {m for c in exercise["criteria"] for m in c["mistakes"]}
+            self.mistakes.update(f"{exercise['name']}, {m}" for m in named)
+
+    def for_a_person(self) -> list[str]:
+        """Who needs a person, and why."""
+        return [
+            f"{name} ({file}) needs a person: {reason}"
+            for name, file, status, reason, _ in self.briefs
+            if status == NEEDS_PERSON
+        ]
+
+    def lines(self) -> list[str]:
+        """How many of each status; the median, the hardest criterion, the commonest mistake."""
+        by = Counter(status for _, _, status, _, _ in self.briefs)
+        people = by[NEEDS_PERSON]
+        counts = [f"{len(self.briefs) - people} graded"]
+        if by[REPAIRED]:
+            counts.append(f"{by[REPAIRED]} of them repaired")
+        if self.timed_out:
+            counts.append(f"{self.timed_out} with something that timed out")
+        if people:
+            counts.append(f"{people} {'needs' if people == 1 else 'need'} a person")
+        if self.again:
+            counts.append(f"{self.again} were done already")
+        said = [", ".join(counts)]
+        scores = [score for *_, status, _, score in self.briefs if status != NEEDS_PERSON]
+        if scores:
+            said.append(f"median {median(scores):.0f}% of the points that need no person")
+        hardest = max(self.failed, key=lambda n: self.failed[n] / self.judged[n], default="")
+        if hardest and self.failed[hardest]:
+            share = f"{self.failed[hardest]} of {self.judged[hardest]} missed it"
+            said.append(f"hardest: {hardest} ({share})")
+        if self.mistakes:
+            name, many = self.mistakes.most_common(1)[0]
+            said.append(f"most common mistake: {name} ({many} times)")
+        return said
+
+
+def grade_all(
+    works: Sequence[Work],
+    course: Course,
+    terms: Mapping[str, Terms],
+    target: Path,
+    jobs: int | None = None,
+    book: Book | None = None,
+    tell: Callable[[results.Data], None] = lambda data: None,
+    limits: parent.Limits | None = None,
+    scheduler: str = "",
+) -> Summary:
+    """Grade what is not graded yet, a few at a time, and write each result as it comes.
+
+    Raises UserError for what stops the run: no isolation, a full disk, a locked database.
+    """
+    summary, waiting = Summary(), []
+    for work in works:
+        known = terms.get(work.lesson, Terms(work.lesson, 0))
+        before = _graded_before(target, work, key_of(course, known, work))
+        if before is not None and (
+            book is None
+            or before["status"] == NEEDS_PERSON
+            or book.holds(work.learner, work.lesson)
+        ):
+            summary.again += 1
+            summary.add(before)
+            tell(before)
+        else:
+            waiting.append((known, work))
+    for known in sorted({known for known, work in waiting if not work.reason}, key=repr):
+        round_of(course, known)  # once, before the threads ask for it; says what is wrong
+
+    done = _on_dask if scheduler else _here
+    for result in done(course, waiting, limits, jobs or os.cpu_count() or 1, scheduler):
+        if book is not None and result.status != NEEDS_PERSON:
+            try:
+                book.record(result)
+            except ValueError as error:  # one submission's trouble is not the class's
+                result.status = NEEDS_PERSON
+                result.reason = f"not in the gradebook: {error}"
+        results.write_results([result], target)
+        data = result.as_dict()
+        summary.add(data)
+        tell(data)
+    return summary
+
+
+Waiting = Sequence[tuple[Terms, Work]]
+
+
+def _here(
+    course: Course, waiting: Waiting, limits: parent.Limits | None, jobs: int, _: str
+) -> Iterator[Result]:
+    """Results as they come, from threads of this process; few are held at a time."""
+    left = iter(waiting)
+    with parent.stoppable() as stop, ThreadPoolExecutor(jobs) as pool:
+        try:
+            running = {
+                pool.submit(grade_one, course, t, w, limits) for t, w in islice(left, 2 * jobs)
+            }
+            while running:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for terms, work in islice(left, len(finished)):
+                    running.add(pool.submit(grade_one, course, terms, work, limits))
+                for future in finished:
+                    yield future.result()
+        except BaseException:
+            stop()
+            raise
+
+
+def _on_dask(
+    course: Course, waiting: Waiting, limits: parent.Limits | None, _: int, scheduler: str
+) -> Iterator[Result]:
+    """The same map on a Dask cluster, whose workers see the same files at the same paths."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise UserError(
+            "A scheduler needs Dask, which is not installed: pip install 'normalization-course"
+            "[cluster]'."
+        ) from None
+    try:
+        client = Client(scheduler, timeout="20s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UserError(f"There is no Dask scheduler at {scheduler}: {error}") from None
+    with client:
+        futures = [
+            client.submit(grade_one, course, terms, work, limits, pure=False, retries=2)
+            for terms, work in waiting
+        ]
+        for future in as_completed(futures):
+            yield future.result()
+            future.release()

@@ -1,0 +1,166 @@
+"""nbgrader's gradebook and autograded/ folder, filled by one writer, a transaction a submission.
+
+What nbgrader's own preprocessors do for one submission in some thirty transactions, done in one:
+the same rows, the same notebook (tests compare them).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbformat.notebooknode import NotebookNode
+from nbgrader import api
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import AssignLatePenalties
+from nbgrader.utils import compute_checksum, determine_grade, is_grade, is_solution
+from sqlalchemy.exc import SQLAlchemyError
+from traitlets.config import Config
+
+from autograder import lesson, repair
+from autograder.course import UserError
+from autograder.results import Result, write_beside
+
+
+@dataclass(frozen=True)
+class Released:
+    """A lesson as the gradebook knows it: ids of rows, and what nbgrader holds of each cell."""
+
+    assignment: str
+    notebook: str
+    kernelspec: Any
+    checksums: dict[str, str]  # by cell name
+    graded: dict[str, str]  # cell name -> id, of cells with points
+    commented: dict[str, str]  # cell name -> id, of cells that get comments
+
+
+class Gradebook:
+    """One course directory's gradebook, open for a run."""
+
+    def __init__(self, config: Config, show: Callable[[NotebookNode, Result], None]) -> None:
+        self.config, self.show = config, show
+        self.directory = CourseDirectory(config=config)
+        self.book = api.Gradebook(self.directory.db_url, self.directory.course_id)
+        self.released: dict[str, Released] = {}
+        rows = self.book.db.query(
+            api.SubmittedAssignment.student_id, api.SubmittedAssignment.assignment_id
+        )
+        names = {a.id: a.name for a in self.book.assignments}
+        self.known = {(student, names.get(assignment, "")) for student, assignment in rows}
+
+    def __enter__(self) -> Gradebook:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.book.close()
+
+    def holds(self, learner: str, name: str) -> bool:
+        return (learner, name) in self.known
+
+    def record(self, result: Result) -> None:
+        """Scores into the gradebook, the notebook into autograded/. Raises ValueError for this
+        submission's trouble, UserError for the gradebook's own (locked, disk full)."""
+        if not plain(result.learner):
+            raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
+        source = Path(self.directory.format_path("submitted", result.learner, result.lesson))
+        try:
+            timestamp = self.directory.get_existing_timestamp(str(source))
+        except Exception:  # nbgrader's own message breaks on the way
+            raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
+        assert result.notebook is not None
+        nb = result.notebook
+        self.show(nb, result)
+        try:
+            self._in_one_transaction(nb, result, timestamp)
+        except SQLAlchemyError as error:
+            self.book.db.rollback()
+            what = " ".join(str(error.__cause__ or error).split())[:200]
+            raise UserError(
+                f"The gradebook cannot be written ({what}): free the disk, or end what holds "
+                f"{self.directory.db_url}, and run again; what was graded is saved."
+            ) from None
+        finally:
+            self.book.db.remove()  # else it would remember the whole class
+        if timestamp:
+            self._penalties(nb, result)
+        target = Path(self.directory.format_path("autograded", result.learner, result.lesson))
+        write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
+        if timestamp:
+            write_beside(target / "timestamp.txt", (source / "timestamp.txt").read_text())
+        self.known.add((result.learner, result.lesson))
+
+    def _in_one_transaction(self, nb: NotebookNode, result: Result, timestamp: Any) -> None:
+        db = self.book.db
+        known = self._released(result.lesson)
+        nb.metadata["kernelspec"] = known.kernelspec or nb.metadata.get("kernelspec")
+        if db.get(api.Student, result.learner) is None:
+            db.add(api.Student(id=result.learner))
+        of = {"assignment_id": known.assignment, "student_id": result.learner}
+        submission = db.query(api.SubmittedAssignment).filter_by(**of).one_or_none()
+        if submission is None:
+            submission = api.SubmittedAssignment(id=api.new_uuid(), **of)
+            db.add(submission)
+        if timestamp:
+            submission.timestamp = timestamp
+        of = {"assignment_id": submission.id, "notebook_id": known.notebook}
+        notebook = db.query(api.SubmittedNotebook).filter_by(**of).one_or_none()
+        if notebook is None:
+            notebook = api.SubmittedNotebook(id=api.new_uuid(), **of)
+            db.add(notebook)
+        db.flush()
+        grades = {g.cell_id: g for g in db.query(api.Grade).filter_by(notebook_id=notebook.id)}
+        comments = {c.cell_id: c for c in db.query(api.Comment).filter_by(notebook_id=notebook.id)}
+        for kind, ids, rows in (
+            (api.Grade, known.graded, grades), (api.Comment, known.commented, comments),
+        ):  # fmt: skip
+            for cell_id in ids.values():
+                if cell_id not in rows:
+                    rows[cell_id] = kind(cell_id=cell_id, notebook_id=notebook.id)
+                    db.add(rows[cell_id])
+        for cell in nb.cells:
+            name = repair.grade_id(cell)
+            if name not in known.checksums:
+                continue
+            cell.metadata.nbgrader["checksum"] = known.checksums[name]
+            if is_grade(cell):
+                grade = grades[known.graded[name]]
+                grade.auto_score, _ = determine_grade(cell)
+                grade.needs_manual_grade = (
+                    grade.manual_score is not None or grade.auto_score is None
+                )
+            if is_solution(cell):
+                untouched = known.checksums[name] == compute_checksum(cell)
+                comment = comments[known.commented[name]]
+                comment.auto_comment = "No response." if untouched else None
+        db.commit()
+
+    def _released(self, name: str) -> Released:
+        if name not in self.released:
+            found = self.book.find_notebook(name, name)
+            tasks = {cell.name: cell.id for cell in found.task_cells}
+            self.released[name] = Released(
+                found.assignment_id,
+                found.id,
+                json.loads(found.kernelspec) if found.kernelspec else None,
+                {cell.name: cell.checksum for cell in found.source_cells},
+                tasks | {cell.name: cell.id for cell in found.grade_cells},
+                tasks | {cell.name: cell.id for cell in found.solution_cells},
+            )
+        return self.released[name]
+
+    def _penalties(self, nb: NotebookNode, result: Result) -> None:
+        where = {
+            "student": result.learner,
+            "assignment": result.lesson,
+            "notebook": result.lesson,
+            "db_url": self.directory.db_url,
+        }
+        AssignLatePenalties(config=self.config).preprocess(nb, {"nbgrader": where})
+
+
+def plain(learner: str) -> bool:
+    """Whether nbgrader keeps this learner apart from others: it takes names for glob patterns."""
+    return not any(c in "*?[\n" or "\ud800" <= c <= "\udfff" for c in learner)

@@ -1,0 +1,244 @@
+"""Submissions are found, read and told apart: which file is whose, for which lesson, and is graded.
+
+Every file ends up in a `Work`, with the reason where it cannot be read. Reads only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.notebooknode import NotebookNode
+
+from autograder import repair
+from autograder.course import Course, UserError
+
+MAX_FILE = 50_000_000  # bytes of a notebook; pictures in outputs make some of them large
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One file that somebody handed in."""
+
+    learner: str
+    path: Path
+    lesson: str = ""  # where the place it lies in says so
+    strays: tuple[Path, ...] = ()  # files beside it that are not graded
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """A submitted notebook, or a percent script of one; raises UserError with the reason."""
+    return parsed(read_bytes(path), path.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A submitted file's content; raises UserError where it is no file that one reads."""
+    if path.is_symlink():
+        raise UserError(f"{path.name} is a link, which grading does not follow: hand in the file")
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise UserError(f"there is no notebook (.ipynb) in the folder {path.name}")
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+            raise UserError(f"{path.name} is no ordinary file")
+        if found.st_size > MAX_FILE:
+            raise UserError(f"{path.name} has more than {MAX_FILE // 10**6} MB: clear its outputs")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def parsed(raw: bytes, name: str) -> NotebookNode:
+    """The notebook that a file's bytes hold; raises UserError with the reason."""
+    if not raw.strip():
+        raise UserError(f"{name} is empty")
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = raw.decode(encoding)
+        if name.endswith(".py"):
+            import jupytext
+
+            return jupytext.reads(text, fmt="py:percent")
+        data = json.loads(text)
+        if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
+            raise UserError(f"{name} is JSON, but no notebook")
+        if "cells" in data:
+            if not isinstance(data["cells"], list):
+                raise UserError(f"{name} holds no cells: save it again")
+            data["cells"] = [cell for cell in data["cells"] if isinstance(cell, dict)]
+            for cell in data["cells"]:
+                if not isinstance(cell.get("metadata"), dict):
+                    cell["metadata"] = {}
+        with warnings.catch_warnings():  # nbformat tells stderr what it mends
+            warnings.simplefilter("ignore")
+            return usable(nbformat.reads(json.dumps(data), as_version=4))
+    except UserError:
+        raise
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name} is not JSON (line {error.lineno}): save it again") from None
+    except Exception as error:
+        what = " ".join(str(error).split())[:100]
+        raise UserError(f"{name} is no readable notebook: {what}") from None
+
+
+def usable(notebook: NotebookNode) -> NotebookNode:
+    """Every cell with the fields that we use, of the types that we expect."""
+    cells = []
+    for cell in notebook.cells:
+        if cell.get("cell_type") not in ("code", "markdown", "raw"):
+            continue
+        source = cell.get("source", "")
+        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
+        cell["source"] = source.encode("utf-8", "replace").decode()  # half a surrogate pair: "?"
+        if not isinstance(cell.get("metadata"), dict):
+            cell["metadata"] = nbformat.from_dict({})
+        pictures = cell.get("attachments")
+        if pictures is not None and not _are_attachments(pictures):
+            del cell["attachments"]
+        if cell.cell_type == "code":
+            cell["outputs"] = []
+            cell["execution_count"] = None
+        cells.append(cell)
+    notebook.cells = cells
+    return notebook
+
+
+def _are_attachments(found: Any) -> bool:
+    """Whether a cell's attachments are {name: {mime type: text}}, as nbformat wants them."""
+    return isinstance(found, dict) and all(
+        isinstance(bundle, dict) and all(isinstance(text, str) for text in bundle.values())
+        for bundle in found.values()
+    )
+
+
+def lesson_of(notebook: NotebookNode, name: str, course: Course) -> str:
+    """The lesson that a notebook belongs to: by its file's name, else by what is in it."""
+    for lesson in course.lessons:
+        if name == lesson:
+            return lesson
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    ids = {repair.grade_id(cell) for cell in notebook.cells}
+    scores = {
+        lesson: sum(
+            (name in ids) + repair.defines(text, name) for name in course.exercises_of(lesson)
+        )
+        for lesson in course.lessons
+    }
+    best = max(scores, key=lambda lesson: scores[lesson], default="")
+    return best if best and scores[best] else ""
+
+
+def find_submissions(paths: Iterable[Path], course: Course) -> list[Submission]:
+    """The submissions in notebooks and folders of notebooks; raises UserError for a wrong path."""
+    found: list[Submission] = []
+    for path in paths:
+        if not path.exists() and not path.is_symlink():
+            raise UserError(f"There is no file or folder {path}.")
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if _handed_in(p, path))
+            if not files:
+                raise UserError(f"There is no notebook (.ipynb) in {path}.")
+            found += [Submission(_learner(file, path, course), file) for file in files]
+            holding = {file.relative_to(path).parts[0] for file in files}
+            found += [
+                Submission(folder.name, folder)  # so that nobody is skipped in silence
+                for folder in sorted(path.iterdir())
+                if folder.is_dir() and not folder.name.startswith((".", "__"))
+                and folder.name not in holding and any(folder.iterdir())
+            ]  # fmt: skip
+        else:
+            found.append(Submission(_learner(path, path.parent, course), path))
+    return found
+
+
+def _handed_in(path: Path, root: Path) -> bool:
+    """Notebooks, and links to notebooks or folders, which are refused later, with the reason."""
+    if any(part.startswith(".") for part in path.relative_to(root).parts):
+        return False
+    if path.is_symlink() and path.is_dir():
+        return True
+    return path.suffix.lower() == ".ipynb" and not path.is_dir()
+
+
+def _learner(file: Path, root: Path, course: Course) -> str:
+    """The folder's name (section/name where folders lie in folders), or the file's where it says
+    more than the lesson."""
+    lessons_named = {lesson.lower() for lesson in course.lessons} | {
+        lesson.split("_")[0] for lesson in course.lessons
+    }
+    folders = list(file.relative_to(root).parts[:-1])
+    while len(folders) > 1 and folders[-1].lower() in lessons_named:
+        folders.pop()
+    if folders:
+        return "/".join(folders)
+    return file.absolute().parent.name if _plain_stem(file) in lessons_named else file.stem
+
+
+@dataclass
+class Work:
+    """One learner's lesson: the file that is graded, and what else was handed in for it."""
+
+    learner: str
+    lesson: str
+    path: Path
+    reason: str = ""  # why it cannot be graded
+    digest: str = ""  # of the file's bytes
+    others: list[str] = field(default_factory=list)
+
+
+def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
+    """Read every file; of several by one learner for one lesson the newest readable counts."""
+    works: dict[tuple[str, str], Work] = {}
+    for submission in sorted(submissions, key=_age):
+        path, name, reason, data = submission.path, submission.lesson, "", b""
+        try:
+            data = read_bytes(path)
+            notebook = parsed(data, path.name)
+            name = name or lesson_of(notebook, path.stem, course)
+            reason = "" if name else "no lesson's exercises are in it"
+        except UserError as error:
+            name, reason = name or _named_after(path, course), str(error)
+        work = Work(submission.learner, name, path, reason, hashlib.sha256(data).hexdigest())
+        key = (submission.learner, name or str(path))
+        before = works.get(key)
+        if before is None:
+            works[key] = work
+        elif work.reason and not before.reason:
+            before.others.append(f"also handed in, not graded: {reason}")
+        else:
+            older = before.reason or f"{before.path.name} is older"
+            work.others = [*before.others, f"also handed in, not graded: {older}"]
+            works[key] = work
+    for submission in submissions:
+        for stray in submission.strays:
+            works[submission.learner, submission.lesson or str(submission.path)].others.append(
+                f"also handed in, not graded: {stray.name} lay beside it"
+            )
+    return sorted(works.values(), key=lambda work: (work.lesson, work.learner, str(work.path)))
+
+
+def _age(submission: Submission) -> tuple[float, str]:
+    try:
+        return submission.path.lstat().st_mtime, str(submission.path)
+    except OSError:
+        return 0.0, str(submission.path)
+
+
+def _named_after(path: Path, course: Course) -> str:
+    """The lesson that an unreadable file is named after."""
+    return next((name for name in course.lessons if name.lower() == _plain_stem(path)), "")
+
+
+def _plain_stem(path: Path) -> str:
+    """A file's name without what copying adds to it: " (1)", " copy"."""
+    return re.sub(r"[ _-]*(\(\d+\)|copy\d*)$", "", path.stem, flags=re.IGNORECASE).lower()
