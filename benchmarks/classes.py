@@ -1,4 +1,4 @@
-"""Generated classes of lesson 02: every submission differs, some right, most with a few mistakes."""
+"""Generated classes of lesson 02: every submission differs, most hold a few named mistakes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import oracles
 import pytest
 from helpers import (
     COURSES,
@@ -33,6 +32,7 @@ from helpers import (
     uses_of,
     verdicts,
 )
+from oracles import oracle_of
 
 from autograder.build import build, outcomes_of
 from autograder.course import Course
@@ -146,9 +146,9 @@ def test_mistakes_that_behave_alike_are_declared(
 def test_reference_agrees_with_something_independent(
     course: Course, lesson: str, exercise: Exercise
 ) -> None:
-    oracle = getattr(oracles, exercise.name, None)
+    oracle = oracle_of(exercise.name)
     if oracle is None:
-        assert exercise.variants, "write an oracle (tests/oracles.py) or give a correct variant"
+        assert exercise.variants, "write an oracle (tests/oracles/) or give a correct variant"
         return
     cases = cases_of(course.bank(lesson) + fresh_cases(course, lesson, 0), exercise)
     compared = 0

@@ -69,7 +69,8 @@ READS = {
     "the warm parent's memory": "import os\n"
     "print(open(f'/proc/{{os.getppid()}}/mem', 'rb').read(9))",
     "another's memory by a system call": CALL + "import os\n"
-    "call(310 if __import__('platform').machine() == 'x86_64' else 270, os.getppid(), 0, 0, 0, 0, 0)",
+    "x86 = __import__('platform').machine() == 'x86_64'\n"
+    "call(310 if x86 else 270, os.getppid(), 0, 0, 0, 0, 0)",
     "another as a debugger": LIBC + "import os\n"
     "assert libc.ptrace(16, os.getppid(), 0, 0) == 0\nprint('attached')",
     "another's descriptors by pidfd": CALL + "import os\ncall(434, os.getppid(), 0)",
@@ -121,13 +122,13 @@ PROCESSES = {
     + "call(58) if __import__('platform').machine() == 'x86_64' else call(220, 0x4111, 0, 0, 0, 0)",
     "clone3": CALL + "call(435, ctypes.byref((ctypes.c_uint64 * 11)(0, 0, 0, 0, 17)), 88)",
     "three hundred forks": "import os\nfor n in range(300): os.fork()",
-    "a daemon": "import os, subprocess, sys\n"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)",
+    "a daemon": "import subprocess, sys\nslow = 'import time; time.sleep(60)'\n"
+    "subprocess.Popen([sys.executable, '-c', slow], start_new_session=True)",
     "a shell": "import os\nif os.system('id') != 0: raise OSError",
     "posix_spawn": "import os\nos.posix_spawn('/bin/true', ['true'], {{}})",
     "exec": "import os\nos.execv('/bin/true', ['true'])",
-    "multiprocessing": "import multiprocessing as m\np = m.get_context('fork').Process(target=print)"
-    "\np.start()",
+    "multiprocessing": "import multiprocessing as m\n"
+    "m.get_context('fork').Process(target=print).start()",
     "a pool": "from concurrent.futures import ProcessPoolExecutor\n"
     "list(ProcessPoolExecutor(2).map(abs, [1]))",
     "a new session": "import os\nos.setsid()",
@@ -145,7 +146,7 @@ PROCESSES = {
     "else 130, {grader}, 9)",
     "a signal by descriptor's owner": "import fcntl, os\nfcntl.fcntl(3, 8, {grader})",
     "outliving the warm parent": LIBC + "if libc.prctl(1, 0, 0, 0, 0) < 0: raise OSError",
-    "the grader's limits": "import resource\nresource.prlimit({grader}, resource.RLIMIT_CPU, (1, 1))",
+    "the grader's limits": "import resource as r\nr.prlimit({grader}, r.RLIMIT_CPU, (1, 1))",
     "higher limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
     "the clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
     "capabilities": "import os\nos.setuid(0); os.setgroups([0]); os.seteuid(1)\nraise OSError",
@@ -272,7 +273,7 @@ LIES = {
     "equal to everything": "class Liar(np.ndarray):\n    __array_priority__ = 1e9\n"
     "    def __eq__(self, other): return True\n"
     "    shape = property(lambda self: (2,))\n    dtype = property(lambda self: np.dtype(float))\n"
-    "def identity_affine(mean, var, eps):\n    liar = np.zeros(2).view(Liar)\n    return liar, liar",
+    "def identity_affine(mean, var, eps): return np.zeros(2).view(Liar), np.zeros(2).view(Liar)",
     "an object with __array__": "class Liar:\n    def __array__(self, *a, **k): return np.ones(2)\n"
     "def identity_affine(mean, var, eps): return Liar(), Liar()",
     "inputs out of the frames": FRAMES + "def identity_affine(mean, var, eps):\n"

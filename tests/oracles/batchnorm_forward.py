@@ -1,24 +1,16 @@
-"""Something independent of each reference: torch, a slow loop, a closed form. One function an
-exercise, under its name; yields (what, ours, theirs)."""
+"""Oracles of lesson 02: torch's batch_norm, and all batches that a population allows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from statistics import fmean, pvariance
 from typing import Any
 
 import numpy as np
-import torch
 from torch.nn import functional
 
 from autograder.exercise import Case
-
-Compared = Iterator[tuple[str, Any, Any]]
-
-
-def _torch(*arrays: Any) -> list[torch.Tensor]:
-    return [torch.tensor(array, dtype=torch.float64) for array in arrays]
+from oracles import Compared, in_float64
 
 
 def batchnorm_forward(reference: Any, cases: list[Case]) -> Compared:
@@ -26,10 +18,10 @@ def batchnorm_forward(reference: Any, cases: list[Case]) -> Compared:
     for case in cases:
         given = case.inputs
         out = {k: v.array for k, v in case.expected.outputs.items()}
-        x, gamma, beta = _torch(given["x"], given["gamma"], given["beta"])
+        x, gamma, beta = in_float64(given["x"], given["gamma"], given["beta"])
         eps, old = given.get("eps", 1e-5), given.get("momentum", 0.9)
         zeros = np.zeros(x.shape[1])
-        mean, var = _torch(given.get("running_mean", zeros), given.get("running_var", zeros))
+        mean, var = in_float64(given.get("running_mean", zeros), given.get("running_var", zeros))
         if case.criterion in ("training values", "stability"):
             theirs = functional.batch_norm(x, None, None, gamma, beta, training=True, eps=eps)
             yield f"{case.id} out", out["out"], theirs
@@ -42,7 +34,7 @@ def batchnorm_forward(reference: Any, cases: list[Case]) -> Compared:
             for batch in ("x", "x_next"):
                 if given.get(batch) is None:
                     continue
-                (x,) = _torch(given[batch])
+                (x,) = in_float64(given[batch])
                 functional.batch_norm(x, mean, var, training=True, momentum=1 - old, eps=eps)
                 columns = [pvariance(column) for column in given[batch].T.tolist()]
                 biased = old * biased + (1 - old) * np.array(columns)
@@ -70,7 +62,7 @@ def identity_affine(reference: Any, cases: list[Case]) -> Compared:
         mean, var, eps = case.inputs["mean"], case.inputs["var"], case.inputs["eps"]
         gamma, beta = reference(mean.copy(), var.copy(), eps)
         batch = np.repeat(x, len(mean), axis=1)
-        out = functional.batch_norm(*_torch(batch, mean, var, gamma, beta), eps=eps)
+        out = functional.batch_norm(*in_float64(batch, mean, var, gamma, beta), eps=eps)
         yield case.id, out.numpy(), batch
 
 
@@ -78,29 +70,6 @@ def convert_momentum(reference: Any, cases: list[Case]) -> Compared:
     """torch's running mean with the converted momentum is ours with the original one."""
     for case in cases:
         ours = case.inputs["momentum"]
-        mean, var, batch = _torch([2.0], [1.0], [[5.0], [9.0]])
+        mean, var, batch = in_float64([2.0], [1.0], [[5.0], [9.0]])
         functional.batch_norm(batch, mean, var, training=True, momentum=reference(ours))
         yield case.id, mean.numpy(), [ours * 2 + (1 - ours) * 7]
-
-
-def center(reference: Any, cases: list[Case]) -> Compared:
-    for case in cases:
-        rows = case.inputs["x"].tolist()
-        means = [fmean(column) for column in zip(*rows, strict=True)]
-        slow = [[entry - mean for entry, mean in zip(row, means, strict=True)] for row in rows]
-        yield case.id, case.expected.outputs["out"].array, slow
-
-
-def standardize(reference: Any, cases: list[Case]) -> Compared:
-    for case in cases:
-        (x,) = _torch(case.inputs["x"])
-        theirs = functional.batch_norm(x, None, None, training=True, eps=case.inputs["eps"])
-        yield case.id, case.expected.outputs["out"].array, theirs
-
-
-def Scale(reference: Any, cases: list[Case]) -> Compared:
-    for case in cases:
-        x, gamma = case.inputs["x"], case.inputs["gamma"]
-        yield f"{case.id} out", case.expected.outputs["out"].array, x @ np.diag(gamma)
-        yield f"{case.id} gradient", case.expected.outputs["gradient"].array, x.sum(axis=0)
-        yield f"{case.id} start", case.expected.outputs["start"].array, x
