@@ -440,6 +440,9 @@ def all_cases(
 ) -> list[Case]:
     """Cases of several exercises; each exercise has its own stream of random numbers."""
     made: list[Case] = []
+    exercises = list(exercises)
+    for exercise in exercises:
+        references.load(exercise.name)  # the lesson's own imports, torch perhaps
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # tiny arrays: more threads only wait for each other
     for exercise in exercises:

@@ -189,9 +189,11 @@ def described_exception(error: BaseException) -> dict[str, Any]:
             frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
             trace = trace.tb_next
         # behind our two frames; not in a library's, as torch's between a module and its forward
+        ours = described_exception.__code__.co_filename
         learners = [
-            (f, n) for f, n in frames[2:] if "-packages" not in f and not f.startswith("<f")
-        ]
+            (f, n) for f, n in frames[2:]
+            if "-packages" not in f and not f.startswith("<f") and f != ours
+        ]  # fmt: skip
         if learners:
             line, code = learners[-1][1], linecache.getline(*learners[-1])
         if isinstance(error, SyntaxError):

@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import linecache
 import os
 import resource
 import sys
 import types
 import warnings
+from functools import lru_cache
 from typing import Any
 
 OPEN_FILES = 128
@@ -152,18 +154,45 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
     say(event="end")
 
 
+def plain(source: str) -> types.CodeType | None:
+    """A cell as Python's code, None where it is more, or less, than Python. Its lines can be
+    looked up, as inspect.getsource wants."""
+    name = f"<cell {len(linecache.cache)}>"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = compile(source, name, "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return code
+
+
 def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, Any]:
+    """What a cell prints, and what it raises. Plain Python needs no shell, and IPython's takes
+    longer than most cells; what Python cannot compile (magics, await, mistakes) it gets."""
     captured = values.Bounded()
     with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         try:
-            result = shell.run_cell(source, store_history=False)
-            error = result.error_before_exec or result.error_in_exec
+            code = plain(source)
+            error: BaseException | None = None
+            if code is not None:
+                exec(code, shell.user_ns)
+            else:
+                result = shell.run_cell(source, store_history=False)
+                error = result.error_before_exec or result.error_in_exec
         except KeyboardInterrupt as interrupt:
             error = interrupt
         except BaseException as raised:
             error = raised
     described = values.described_exception(error) if error is not None else None
     return captured.getvalue(), described
+
+
+@lru_cache(maxsize=100)
+def compiled(probe: str) -> types.CodeType:
+    """A probe's source as code, which is the same for all its cases and cannot be changed."""
+    return compile(probe, "<string>", "exec")
 
 
 def run_task(
@@ -182,7 +211,7 @@ def run_task(
         "take": values.take,
         "numeric_gradient": values.numeric_gradient,
     }
-    exec(task["probe"], scope)
+    exec(compiled(task["probe"]), scope)
     probe = scope[task["probe_name"]]
     inputs = {name: values.input_from_json(data) for name, data in task["inputs"].items()}
     captured = values.Bounded()

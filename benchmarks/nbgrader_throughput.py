@@ -1,0 +1,238 @@
+"""The same class graded by stock `nbgrader autograde` and by this engine, in turn, in one run.
+
+    python benchmarks/nbgrader_throughput.py [--students 60] [--rounds 3] [--jobs 2]
+
+Both grade the same notebooks of lesson 02 (without demo cells, which no grading of ours runs) into
+gradebooks. Stock nbgrader executes them in kernels, one process, all students in one command, its
+kernels shut down at once (its fastest ordinary use); the check cells run in the kernel, on the
+case bank. The engine grades on the bank and on as many hidden cases. A round: stock grades a part
+of the class, then the engine the whole class, each in a fresh process that has graded two others
+before the clock starts, so that imports and start-up count for neither; whole commands are shown
+beside. The last line is the ratio of throughputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import classes
+
+LESSON = "02_batchnorm_forward"
+WARM_UP = ("warm-up-1", "warm-up-2")
+STOCK_CONFIG = """\
+c = get_config()
+c.CourseDirectory.course_id = "stock"
+c.Execute.shutdown_kernel = "immediate"
+"""
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] in MEASURED:
+        print(json.dumps(MEASURED[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))))
+        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--students", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        run(Path(folder), asked.students, asked.rounds, asked.jobs)
+
+
+def run(folder: Path, students: int, rounds: int, jobs: int) -> None:
+    people = list(classes.submissions(students + len(WARM_UP)))
+    warm = [(name, text) for name, (_, text) in zip(WARM_UP, people, strict=False)]
+    people = people[len(WARM_UP) :]
+    found: dict[str, list[dict]] = {"stock": [], "engine": []}
+    for number in range(rounds):
+        part = people[number::rounds]
+        for name, those in (("stock", part), ("engine", people)):
+            room = course_directory(folder / f"{name}-{number}", name, [*warm, *those])
+            found[name].append(measured(name, room, jobs))
+            print(f"round {number + 1}  {name:<6} {described(found[name][-1])}", flush=True)
+            shutil.rmtree(room)
+    bare = measured("bare", course_directory(folder / "bare", "engine", people), jobs)
+
+    print(f"\n{students} submissions, {rounds} rounds, {jobs} jobs, {os.cpu_count()} cores")
+    rate, cpu = {}, {}
+    for name, runs in found.items():
+        many = sum(r["many"] for r in runs)
+        rate[name] = many / sum(r["wall"] for r in runs)
+        cpu[name] = sum(r["cpu"] for r in runs) / many
+        whole = many / sum(r["command"] for r in runs)
+        peak = max(r["peak"] for r in runs) / 1024
+        print(f"{name:<7} {rate[name]:7.2f} a second   {1000 * cpu[name]:7.0f} ms CPU each   "
+              f"peak {peak:5.0f} MB   whole commands {whole:6.2f} a second")  # fmt: skip
+    runs = found["engine"]
+    child = sum(r["child"] for r in runs) / sum(r["many"] for r in runs)
+    alone = bare["cpu"] / bare["many"]
+    print(f"\nthe sandboxed child takes {1000 * child:.0f} ms CPU of the engine's "
+          f"{1000 * cpu['engine']:.0f} ms each ({child / cpu['engine']:.0%}); the rest reads, "
+          "repairs, judges on the bank and on hidden cases, and writes")  # fmt: skip
+    print(f"the same cells, checks included, by bare exec in a warm process: {1000 * alone:.0f} ms "
+          f"CPU each; the engine needs {cpu['engine'] / alone:.2f} times that")  # fmt: skip
+    cold = measured("cold", course_directory(folder / "cold", "engine", people[:1]), 1)
+    print(f"one submission end to end, everything cold: {cold['command']:.1f} s")
+    print(f"ratio: {rate['stock'] and rate['engine'] / rate['stock']:.0f}")
+
+
+def course_directory(room: Path, kind: str, people: list[tuple[str, str]]) -> Path:
+    """A course directory with these submissions and the lesson released."""
+    from autograder import classroom, course, lesson, results
+
+    this = course.current()
+    if kind == "engine":
+        classroom.create(room, this)
+    else:
+        source = lesson.source_notebook(lesson.read(this, LESSON))
+        source.cells = [c for c in source.cells if "demo" not in c.metadata.get("tags", [])]
+        text = lesson.notebook_text(source)
+        results.write_beside(room / "source" / LESSON / f"{LESSON}.ipynb", text)
+        results.write_beside(room / "nbgrader_config.py", STOCK_CONFIG)
+    for learner, text in people:
+        results.write_beside(room / "submitted" / learner / LESSON / f"{LESSON}.ipynb", text)
+    return room
+
+
+def measured(what: str, room: Path, jobs: int) -> dict:
+    """Run one grader in a process of its own; its numbers, and how long the whole command took."""
+    begun = time.monotonic()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), what, str(room), str(jobs)],
+        capture_output=True, text=True, env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{what} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.strip().split("\n")[-1]) | {"command": time.monotonic() - begun}
+
+
+def described(found: dict) -> str:
+    return f"{found['many']:3} in {found['wall']:6.1f} s, {found['many'] / found['wall']:6.2f}/s"
+
+
+class Clock:
+    """Wall and CPU time of this process and its ended children, and the largest one's memory."""
+
+    def __init__(self) -> None:
+        self.wall, self.before = time.monotonic(), self._cpu()
+
+    def _cpu(self) -> float:
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, whose))
+
+    def stop(self, many: int, **more: float) -> dict:
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = max(resource.getrusage(w).ru_maxrss for w in whose)
+        wall = time.monotonic() - self.wall
+        return {"many": many, "wall": wall, "cpu": self._cpu() - self.before, "peak": peak, **more}
+
+
+def stock(room: Path, jobs: int) -> dict:
+    """nbgrader's own autograde, in this process; kernels are its children."""
+    import logging
+
+    os.chdir(room)
+    from nbgrader.apps import NbGraderAPI
+    from traitlets.config import PyFileConfigLoader
+
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(room)).load_config()
+    config.CourseDirectory.root = str(room)
+    api = NbGraderAPI(config=config)
+    logging.disable(logging.WARNING)
+    assert api.generate_assignment(LESSON)["success"]
+    for name in WARM_UP:
+        assert api.autograde(LESSON, name)["success"]
+    people = [p.name for p in (room / "submitted").iterdir() if p.name not in WARM_UP]
+    clock = Clock()
+    for name in people:
+        done = api.autograde(LESSON, name)
+        assert done["success"], done["log"][-2000:]
+    return clock.stop(len(people))
+
+
+def engine(room: Path, jobs: int) -> dict:
+    from autograder import classroom, course, results
+    from autograder.sandbox import parent
+    from autograder.submissions import gather
+
+    this = course.current()
+    spent: list[float] = []
+    run_one = parent.run
+
+    def watched(*given, **more):  # type: ignore[no-untyped-def]
+        done = run_one(*given, **more)
+        spent.append(done.cpu)
+        return done
+
+    works = gather(classroom.submissions(room, this), this)
+    first = [work for work in works if work.learner in WARM_UP]
+    classroom.grade_room(room, this, first, jobs=jobs)
+    parent.run = watched  # type: ignore[assignment]
+    clock = Clock()
+    works = gather(classroom.submissions(room, this), this)
+    summary = classroom.grade_room(
+        room, this, [work for work in works if work.learner not in WARM_UP], jobs=jobs
+    )
+    found = clock.stop(len(summary.briefs), child=sum(spent))
+    found["cpu"] += found["child"]  # the warm parents, which wait for them, still run
+    assert len(results.read_results(room)) == len(works)
+    return found
+
+
+def bare(room: Path, jobs: int) -> dict:
+    """The same cells, checks included, by exec in this process: no isolation, no gradebook."""
+    import contextlib
+    import io
+
+    import numpy as np
+
+    import autograder
+    from autograder import repair
+    from autograder.submissions import read_notebook
+
+    np.seterr(all="ignore")
+    notebooks = [read_notebook(file) for file in sorted((room / "submitted").glob("*/*/*.ipynb"))]
+    autograder.check("batchnorm_forward")  # its imports
+
+    def one(notebook) -> float:  # type: ignore[no-untyped-def]
+        namespace: dict = {"__name__": "__main__"}
+        learners = 0.0
+        for cell in notebook.cells:
+            if cell.cell_type != "code":
+                continue
+            check = repair.kind(cell) == "check"
+            begun = time.process_time()
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+                exec(compile(cell.source, "<cell>", "exec"), namespace)
+            if not check:
+                learners += time.process_time() - begun
+        return learners
+
+    one(notebooks[0])
+    clock = Clock()
+    learners = sum(map(one, notebooks))
+    return clock.stop(len(notebooks), learners=learners)
+
+
+def cold(room: Path, jobs: int) -> dict:
+    from autograder import classroom, course
+
+    clock = Clock()
+    summary = classroom.grade_room(room, course.current(), jobs=1)
+    return clock.stop(len(summary.briefs))
+
+
+MEASURED = {"stock": stock, "engine": engine, "bare": bare, "cold": cold}
+
+if __name__ == "__main__":
+    main()
