@@ -150,7 +150,8 @@ def facts(expected: Value, got: Value, tolerance: float) -> str:
             return f"everything up to a constant: yours is the expected {shift.flat[0]:+.4g}"
         factor = (have * want).sum() / (want**2).sum()
         if factor and np.allclose(have, factor * want, rtol=0, atol=tolerance * scale):
-            return f"everything up to a factor: yours is {factor:.4g} times the expected"
+            shown = f"{factor:.4g}" if abs(factor - 1) > 1e-3 else f"{factor:.8g}"
+            return f"everything up to a factor: yours is {shown} times the expected"
     if 2 * mask.sum() < mask.size:
         return f"{int((~mask).sum())} of {mask.size} entries"
     return ""
