@@ -16,6 +16,7 @@ from nbformat.notebooknode import NotebookNode
 
 from autograder import engine, lesson, repair, results
 from autograder.course import Course, UserError
+from autograder.sandbox import isolation, parent
 
 LESSON = "02_batchnorm_forward"
 TARGET = "batchnorm_forward"
@@ -152,8 +153,10 @@ def demo(folder: Path, course: Course, say: Callable[[str], None]) -> None:
         line = f"  {len(done):>2}/{many} {data['learner']:<26} {score:<25} {data['status']}"
         say(f"{line}  {why}"[:118])
 
+    # our own code: where this machine cannot isolate, the demo still runs
+    level = parent.PROCESS if isolation.missing() else parent.LSM
     with engine.locked(folder):
-        summary = classroom.grade_room(folder, course, tell=tell)
+        summary = classroom.grade_room(folder, course, level=level, tell=tell)
     say("writing feedback and the class report")
     classroom.write_feedback(folder)
     pages = report.write(folder, folder / "report")

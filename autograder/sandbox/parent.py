@@ -41,7 +41,10 @@ LSM, PROCESS = isolation.LEVEL, "process"
 LEVELS = (LSM, PROCESS)
 MAX_LINE = 32_000_000  # bytes of one message; a hundred thousand numbers take less
 MAX_TOTAL = 256_000_000
-TRUST = "If you trust the code that you grade, say --isolation process."
+TRUST = (
+    "If you trust the code that you grade, say --isolation process (for nbgrader's own autograde, "
+    'c.Judge.isolation = "process" in nbgrader_config.py).'
+)
 
 
 @dataclass(frozen=True)
