@@ -25,7 +25,7 @@ from nbgrader import api
 from nbgrader.apps import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import NbGraderPreprocessor
-from sqlalchemy.exc import SAWarning
+from sqlalchemy.exc import SAWarning, SQLAlchemyError
 from traitlets import Unicode
 from traitlets.config import Config, PyFileConfigLoader
 
@@ -33,7 +33,7 @@ from autograder import course as courses
 from autograder import display, engine, grade, lesson, repair, results
 from autograder import submissions as submitted
 from autograder.course import Course, UserError
-from autograder.gradebook import Gradebook
+from autograder.gradebook import Gradebook, unwritable
 from autograder.results import Result
 from autograder.sandbox import parent
 from autograder.submissions import Submission, Work, gather
@@ -115,23 +115,28 @@ def create(folder: Path, course: Course, inside_checkout: bool = False) -> list[
 def class_secret(folder: Path) -> bytes:
     """The class's secret, made once, readable by its owner only."""
     path = folder / ".autograder" / "secret"
+    if not path.exists():
+        new = path.with_name(f"secret.{os.getpid()}")
+        results.write_beside(new, secrets.token_hex(32), mode=0o600)
+        with contextlib.suppress(FileExistsError):  # of two that begin at once, one wins
+            os.link(new, path)  # whole, or not at all
+        new.unlink()
     try:
-        return bytes.fromhex(path.read_text().strip())
-    except FileNotFoundError:
-        pass
+        secret = bytes.fromhex(path.read_text().strip())
     except ValueError:
-        raise UserError(f"{path} is damaged: delete it to begin a new round.") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    return class_secret(folder)
+        secret = b""
+    if len(secret) != 32:  # an empty one could be guessed
+        raise UserError(f"{path} is damaged: delete it to begin a new round.")
+    return secret
 
 
 def round_number(folder: Path, begin_next: bool = False) -> int:
     """The number of the current round: one collection of submissions."""
     path = folder / ".autograder" / "round"
-    number = int(path.read_text()) if path.exists() else 1
+    try:
+        number = int(path.read_text()) if path.exists() else 1
+    except ValueError:
+        raise UserError(f"{path} is damaged: write the round's number into it, 1, 2, …") from None
     if begin_next:
         number += 1
         results.write_beside(path, str(number))
@@ -279,9 +284,13 @@ def grade_room(
 def opened(folder: Path, names: Iterable[str]) -> Iterator[Gradebook]:
     """The gradebook, in which each of these lessons is registered."""
     config = _config(folder)
-    for name in sorted(set(names)):
-        _registered(folder, config, name)
-    with Gradebook(config, show) as book:
+    try:
+        for name in sorted(set(names)):
+            _registered(folder, config, name)
+        book = Gradebook(config, show)
+    except SQLAlchemyError as error:
+        raise unwritable(CourseDirectory(config=config).db_url, error) from None
+    with book:
         yield book
 
 

@@ -185,6 +185,7 @@ def grade(
         str, typer.Option(help="lsm, or process if you trust the code that you grade")
     ] = "lsm",
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address")] = "",
+    again: Annotated[bool, typer.Option(help="grade again what is done, in this round")] = False,
 ) -> None:
     """Grade submissions, each in a process of its own; run again, it does what is missing."""
     from autograder import classroom as classrooms
@@ -200,8 +201,11 @@ def grade(
     if rooms and seed is not None:
         raise UserError("A course directory has a seed of its own: leave --seed out.")
     target = out or (rooms[0] if rooms else Path("graded"))
-    results.must_be_writable(target)
-    with engine.locked(target), _progress() as bar:
+    with contextlib.ExitStack() as stack:
+        for place in {target.resolve(), *(room.resolve() for room in rooms)}:
+            results.must_be_writable(place)
+            stack.enter_context(engine.locked(place))
+        bar = stack.enter_context(_progress())
         if rooms:
             classrooms.round_number(rooms[0], begin_next=new_round)
             found = classrooms.submissions(rooms[0], course)
@@ -219,7 +223,7 @@ def grade(
             if rooms:
                 summary = classrooms.grade_room(
                     rooms[0], course, works, device, isolation, target,
-                    jobs=jobs, tell=tell, scheduler=scheduler,
+                    jobs=jobs, tell=tell, scheduler=scheduler, again=again,
                 )  # fmt: skip
             else:
                 number = engine.stored_seed(target, new_round) if seed is None else seed
@@ -228,8 +232,9 @@ def grade(
                     for name in {work.lesson for work in works if not work.reason}
                 }
                 summary = engine.grade_all(
-                    works, course, terms, target, jobs=jobs, tell=tell, scheduler=scheduler
-                )
+                    works, course, terms, target,
+                    jobs=jobs, tell=tell, scheduler=scheduler, again=again,
+                )  # fmt: skip
         except KeyboardInterrupt:  # typer would end in silence
             print(INTERRUPTED, file=sys.stderr)
             raise typer.Exit(130) from None

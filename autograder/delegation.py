@@ -8,14 +8,16 @@ torch dispatched while the probes ran show. Both can only take points away.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from autograder.exercise import Exercise, Outcome
 
 
 def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
     """The forbidden name that an exercise's definition reaches, or ''."""
-    if not exercise.forbids:
+    if not exercise.forbidden:
         return ""
     defined: dict[str, list[ast.AST]] = {}
     imported: dict[str, str] = {}
@@ -29,7 +31,7 @@ def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
                 first, _, rest = dotted.partition(".")
                 whole = imported.get(first, first) + (f".{rest}" if rest else "")
                 known_here = first in defined and first not in imported
-                if not known_here and (name := _forbidden(whole, exercise.forbids)):
+                if not known_here and (name := _forbidden(whole, exercise.forbidden)):
                     return name
                 if first not in seen:
                     seen.add(first)
@@ -39,22 +41,40 @@ def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
 
 def found_in_operations(outcomes: Mapping[str, Outcome], exercise: Exercise) -> str:
     """The forbidden torch operation that ran while the exercise was probed, or ''."""
-    wanted = [name for name in exercise.forbids if name.startswith("aten.")]
     ran = {name for outcome in outcomes.values() for name in outcome.operations}
+    if ran and not exercise.torch:
+        return "torch"
+    for name in sorted(ran):
+        if name.startswith("is a ") and (found := _forbidden(name[5:], exercise.forbids)):
+            return found
+    wanted = [name for name in exercise.forbids if name.startswith("aten.")]
     return next((w for w in wanted if any(r == w or r.startswith(f"{w}.") for r in ran)), "")
 
 
 def _forbidden(dotted: str, forbids: Iterable[str]) -> str:
-    return next((f for f in forbids if dotted == f or dotted.endswith(f".{f}")), "")
+    """Whether a name is, or ends in, a forbidden one, or lies in a forbidden library."""
+    for name in forbids:
+        inside = name == "torch" and dotted.startswith("torch.")
+        if dotted == name or dotted.endswith(f".{name}") or inside:
+            return name
+    return ""
 
 
-def _statements(source: str) -> list[ast.stmt]:
-    from IPython.core.inputtransformer2 import TransformerManager
+MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w., ]+=[ \t]*[%!].*|[\w.]+\?{1,2})$", re.MULTILINE)
+MAX_SOURCE = 200_000  # characters of one cell; more is no exercise
 
-    try:
-        return ast.parse(TransformerManager().transform_cell(source)).body
-    except (SyntaxError, ValueError, RecursionError):
-        return []  # such a cell defines nothing either
+
+@lru_cache(maxsize=256)
+def _statements(source: str) -> tuple[ast.stmt, ...]:
+    """A cell's statements; lines that are IPython's stand aside (what they run, torch reports)."""
+    if len(source) > MAX_SOURCE:
+        return ()
+    for text in (source, MAGIC.sub(r"\1pass", source)):
+        try:
+            return tuple(ast.parse(text).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return ()  # such a cell defines nothing either
 
 
 def _collect(node: ast.stmt, defined: dict[str, list[ast.AST]], imported: dict[str, str]) -> None:

@@ -31,7 +31,7 @@ from autograder.course import Course, UserError
 from autograder.grade import Round, grade_notebook, new_round
 from autograder.results import GRADED, NEEDS_PERSON, REPAIRED, Result
 from autograder.sandbox import parent
-from autograder.submissions import Work, parsed, read_bytes
+from autograder.submissions import Work, digest, parsed, read_bytes
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,23 @@ def grade_one(
 ) -> Result:
     """Grade one file. Depends on nothing but its arguments and the file; never raises."""
     result = Result("", work.lesson, "", NEEDS_PERSON, work.reason)
+    stands = True  # what went wrong here may go right in the next run
     if not work.reason:
         try:
             data = read_bytes(work.path)
-            work = replace(work, digest=hashlib.sha256(data).hexdigest())
+            work = replace(work, digest=digest(data, work.path))
             notebook = parsed(data, work.path.name)
             result = grade_notebook(notebook, round_of(course, terms), limits)
         except UserError as error:
-            result.reason = str(error)
+            result.reason, stands = str(error), False
         except Exception as error:
+            stands = False
             result.reason = f"the grader failed: {type(error).__name__}: {error}"
     result.learner, result.file = work.learner, str(work.path)
     result.repairs = result.repairs + work.others
     if result.repairs and result.status == GRADED:
         result.status = REPAIRED
-    result.key = key_of(course, terms, work)
+    result.key = key_of(course, terms, work) if stands else ""
     return result
 
 
@@ -147,7 +149,7 @@ def stored_seed(target: Path, begin_next: bool = False) -> int:
 class Book(Protocol):
     """A gradebook, as far as a run needs it (gradebook.py)."""
 
-    def holds(self, learner: str, name: str) -> bool: ...
+    def holds(self, learner: str, name: str, earned: float) -> bool: ...
 
     def record(self, result: Result) -> None: ...
 
@@ -225,8 +227,9 @@ def grade_all(
     tell: Callable[[results.Data], None] = lambda data: None,
     limits: parent.Limits | None = None,
     scheduler: str = "",
+    again: bool = False,
 ) -> Summary:
-    """Grade what is not graded yet, a few at a time, and write each result as it comes.
+    """Grade what is not graded yet (or all, `again`), a few at a time; write each result at once.
 
     Raises UserError for what stops the run: no isolation, a full disk, a locked database.
     """
@@ -234,10 +237,14 @@ def grade_all(
     for work in works:
         known = terms.get(work.lesson, Terms(work.lesson, 0))
         before = _graded_before(target, work, key_of(course, known, work))
-        if before is not None and (
-            book is None
-            or before["status"] == NEEDS_PERSON
-            or book.holds(work.learner, work.lesson)
+        if (
+            before is not None
+            and not again
+            and (
+                book is None
+                or before["status"] == NEEDS_PERSON
+                or book.holds(work.learner, work.lesson, before["earned"])
+            )
         ):
             summary.again += 1
             summary.add(before)
@@ -253,7 +260,7 @@ def grade_all(
             try:
                 book.record(result)
             except ValueError as error:  # one submission's trouble is not the class's
-                result.status = NEEDS_PERSON
+                result.status, result.key = NEEDS_PERSON, ""
                 result.reason = f"not in the gradebook: {error}"
         results.write_results([result], target)
         data = result.as_dict()

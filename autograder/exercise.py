@@ -106,6 +106,11 @@ class Exercise:
     def points(self) -> float:
         return sum(criterion.points for criterion in self.criteria)
 
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        """What would do the work: in a numpy exercise also all of torch, autograd above all."""
+        return self.forbids if self.torch else (*self.forbids, "torch")
+
     def criterion(self, name: str) -> Criterion:
         return next(c for c in self.criteria if c.name == name)
 

@@ -7,6 +7,7 @@ the same rows, the same notebook (tests compare them).
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from nbgrader import api
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import compute_checksum, determine_grade, is_grade, is_solution
+from sqlalchemy import func
 from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
@@ -45,11 +47,17 @@ class Gradebook:
         self.directory = CourseDirectory(config=config)
         self.book = api.Gradebook(self.directory.db_url, self.directory.course_id)
         self.released: dict[str, Released] = {}
-        rows = self.book.db.query(
-            api.SubmittedAssignment.student_id, api.SubmittedAssignment.assignment_id
-        )
-        names = {a.id: a.name for a in self.book.assignments}
-        self.known = {(student, names.get(assignment, "")) for student, assignment in rows}
+        rows = (
+            self.book.db.query(
+                api.SubmittedAssignment.student_id, api.Assignment.name,
+                func.sum(api.Grade.auto_score),
+            )
+            .join(api.Assignment, api.SubmittedAssignment.assignment_id == api.Assignment.id)
+            .join(api.SubmittedNotebook)
+            .join(api.Grade)
+            .group_by(api.SubmittedAssignment.id)
+        )  # fmt: skip
+        self.known = {(student, name): score for student, name, score in rows}
 
     def __enter__(self) -> Gradebook:
         return self
@@ -57,8 +65,11 @@ class Gradebook:
     def __exit__(self, *ignored: object) -> None:
         self.book.close()
 
-    def holds(self, learner: str, name: str) -> bool:
-        return (learner, name) in self.known
+    def holds(self, learner: str, name: str, earned: float) -> bool:
+        """Whether this score is in the gradebook, and the notebook in autograded/."""
+        page = Path(self.directory.format_path("autograded", learner, name)) / f"{name}.ipynb"
+        score = self.known.get((learner, name))
+        return score is not None and abs(score - earned) < 1e-6 and page.is_file()
 
     def record(self, result: Result) -> None:
         """Scores into the gradebook, the notebook into autograded/. Raises ValueError for this
@@ -77,20 +88,15 @@ class Gradebook:
             self._in_one_transaction(nb, result, timestamp)
         except SQLAlchemyError as error:
             self.book.db.rollback()
-            what = " ".join(str(error.__cause__ or error).split())[:200]
-            raise UserError(
-                f"The gradebook cannot be written ({what}): free the disk, or end what holds "
-                f"{self.directory.db_url}, and run again; what was graded is saved."
-            ) from None
+            raise unwritable(self.directory.db_url, error) from None
         finally:
             self.book.db.remove()  # else it would remember the whole class
         if timestamp:
             self._penalties(nb, result)
         target = Path(self.directory.format_path("autograded", result.learner, result.lesson))
+        _copy_others(source, target, f"{result.lesson}.ipynb")
         write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
-        if timestamp:
-            write_beside(target / "timestamp.txt", (source / "timestamp.txt").read_text())
-        self.known.add((result.learner, result.lesson))
+        self.known[result.learner, result.lesson] = result.earned
 
     def _in_one_transaction(self, nb: NotebookNode, result: Result, timestamp: Any) -> None:
         db = self.book.db
@@ -158,7 +164,32 @@ class Gradebook:
             "notebook": result.lesson,
             "db_url": self.directory.db_url,
         }
-        AssignLatePenalties(config=self.config).preprocess(nb, {"nbgrader": where})
+        try:
+            AssignLatePenalties(config=self.config).preprocess(nb, {"nbgrader": where})
+        except SQLAlchemyError as error:
+            raise unwritable(self.directory.db_url, error) from None
+
+
+def _copy_others(source: Path, target: Path, notebook: str) -> None:
+    """The other files that were handed in (an answer's pictures, timestamp.txt), as nbgrader copies
+    them; links are not followed. What was there before goes."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        inside = [path, *(p for p in path.parents if p.is_relative_to(source) and p != source)]
+        if path.is_file() and path != source / notebook and not any(p.is_symlink() for p in inside):
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+
+
+def unwritable(url: str, error: SQLAlchemyError) -> UserError:
+    """What to say where the gradebook is locked, damaged, or on a full disk."""
+    what = " ".join(str(error.__cause__ or error).split())[:200]
+    return UserError(
+        f"The gradebook cannot be written ({what}): free the disk, or end what holds {url}, and "
+        "run again; what was graded is saved."
+    )
 
 
 def plain(learner: str) -> bool:

@@ -132,7 +132,7 @@ def check_object(
             outcomes[case.id] = outcome_of(case, exercise, learners, uses)
         advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in dry)
     named = delegation.found_in_operations(outcomes, exercise)
-    named = named or (exercise.forbids and _in_source(learners, exercise)) or ""
+    named = named or (exercise.forbidden and _in_source(learners, exercise)) or ""
     result = judge(exercise, own, outcomes, named)
     if uses and result.verdict != PASSED:  # only then it matters whom to blame
         result = judge(exercise, own, outcomes, named, _sound(uses, namespace or {}))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 import nbformat
 from nbformat.notebooknode import NotebookNode
 
 LIKE = 0.75  # how alike two texts are that count as the same cell, edited
+MAX_COMPARED = 20  # cells for one that is missing: a comparison takes milliseconds
 
 
 def grade_id(cell: NotebookNode) -> str:
@@ -134,7 +136,9 @@ def _by_text(
         return [n for n in called if not defining.search(cells[n].source)]
     if what == "written":
         return _written(cells, free, key, release)
-    return [n for n in free if _like(cells[n].source, original.source)][:1]
+    nearest = sorted(free, key=lambda n: abs(len(cells[n].source) - len(original.source)))
+    like = (n for n in sorted(nearest[:MAX_COMPARED]) if _like(cells[n].source, original.source))
+    return list(islice(like, 1))
 
 
 def _written(
@@ -157,7 +161,11 @@ def _written(
 
 def _like(one: str, other: str) -> bool:
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
-    return matcher.real_quick_ratio() > LIKE and matcher.ratio() > LIKE
+    return (
+        matcher.real_quick_ratio() > LIKE
+        and matcher.quick_ratio() > LIKE
+        and matcher.ratio() > LIKE
+    )
 
 
 def _one_each(

@@ -67,7 +67,7 @@ def write_results(results: Iterable[Result], folder: Path) -> None:
         if result.lesson:  # the same file, which could not be read the last time
             path_of(folder, result.learner, "", result.file).unlink(missing_ok=True)
         path = path_of(folder, result.learner, result.lesson, result.file)
-        write_beside(path, json.dumps(result.as_dict(), indent=1))
+        write_beside(path, json.dumps(result.as_dict(), indent=1), mode=0o600)  # holds the seed
 
 
 def path_of(folder: Path, learner: str, lesson: str, file: object) -> Path:

@@ -11,7 +11,7 @@ import re
 import stat
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from autograder import repair
 from autograder.course import Course, UserError
 
 MAX_FILE = 50_000_000  # bytes of a notebook; pictures in outputs make some of them large
+MAX_NESTED = 300_000  # lists and objects in it: each takes a hundred times its two bytes
+MAX_CELLS = 2_000
+KEPT = ("cell_type", "id", "metadata", "source", "attachments")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ def parsed(raw: bytes, name: str) -> NotebookNode:
     """The notebook that a file's bytes hold; raises UserError with the reason."""
     if not raw.strip():
         raise UserError(f"{name} is empty")
+    if raw.count(b"{") + raw.count(b"[") > MAX_NESTED:
+        raise UserError(f"{name} holds too many lists and objects: clear its outputs")
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = raw.decode(encoding)
@@ -73,10 +78,15 @@ def parsed(raw: bytes, name: str) -> NotebookNode:
         if "cells" in data:
             if not isinstance(data["cells"], list):
                 raise UserError(f"{name} holds no cells: save it again")
-            data["cells"] = [cell for cell in data["cells"] if isinstance(cell, dict)]
+            cells = [cell for cell in data["cells"] if isinstance(cell, dict)]
+            if len(cells) > MAX_CELLS:
+                raise UserError(f"{name} has more than {MAX_CELLS} cells: delete what is not yours")
+            data["cells"] = [{key: cell[key] for key in KEPT if key in cell} for cell in cells]
             for cell in data["cells"]:
                 if not isinstance(cell.get("metadata"), dict):
                     cell["metadata"] = {}
+                if cell.get("cell_type") == "code":  # no output is ever read
+                    cell |= {"outputs": [], "execution_count": None}
         with warnings.catch_warnings():  # nbformat tells stderr what it mends
             warnings.simplefilter("ignore")
             return usable(nbformat.reads(json.dumps(data), as_version=4))
@@ -141,6 +151,7 @@ def lesson_of(notebook: NotebookNode, name: str, course: Course) -> str:
 def find_submissions(paths: Iterable[Path], course: Course) -> list[Submission]:
     """The submissions in notebooks and folders of notebooks; raises UserError for a wrong path."""
     found: list[Submission] = []
+    places: list[Path] = []  # which of the paths each lies in
     for path in paths:
         if not path.exists() and not path.is_symlink():
             raise UserError(f"There is no file or folder {path}.")
@@ -158,7 +169,16 @@ def find_submissions(paths: Iterable[Path], course: Course) -> list[Submission]:
             ]  # fmt: skip
         else:
             found.append(Submission(_learner(path, path.parent, course), path))
-    return found
+        places += [path] * (len(found) - len(places))
+    named: dict[str, set[Path]] = {}
+    for submission, path in zip(found, places, strict=True):
+        named.setdefault(submission.learner, set()).add(path)
+    return [  # two of one name, handed in at different places, may be two people
+        replace(s, learner=f"{p.name}/{s.learner}")
+        if len(named[s.learner]) > 1 and p.is_dir()
+        else s
+        for s, p in zip(found, places, strict=True)
+    ]
 
 
 def _handed_in(path: Path, root: Path) -> bool:
@@ -208,7 +228,7 @@ def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
             reason = "" if name else "no lesson's exercises are in it"
         except UserError as error:
             name, reason = name or _named_after(path, course), str(error)
-        work = Work(submission.learner, name, path, reason, hashlib.sha256(data).hexdigest())
+        work = Work(submission.learner, name, path, reason, digest(data, path))
         key = (submission.learner, name or str(path))
         before = works.get(key)
         if before is None:
@@ -225,6 +245,15 @@ def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
                 f"also handed in, not graded: {stray.name} lay beside it"
             )
     return sorted(works.values(), key=lambda work: (work.lesson, work.learner, str(work.path)))
+
+
+def digest(data: bytes, path: Path) -> str:
+    """Of all that a result depends on: the file, and nbgrader's time of handing in beside it."""
+    stamp = path.with_name("timestamp.txt")
+    found = hashlib.sha256(data)
+    if stamp.is_file() and not stamp.is_symlink():
+        found.update(b"\0" + stamp.read_bytes()[:1000])
+    return found.hexdigest()
 
 
 def _age(submission: Submission) -> tuple[float, str]:

@@ -130,6 +130,9 @@ def run_probe(
     KeyboardInterrupt aside.
     """
     operations: list[str] = []
+    if watch and isinstance(learners, type):  # a class may inherit what it should do itself
+        bases = [f"{kind.__module__}.{kind.__qualname__}" for kind in type.mro(learners)]
+        operations += [f"is a {name}"[:80] for name in bases if name.startswith("torch.nn.mod")]
     fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
     try:
         with _watched(operations, also.get("device"), watch):
@@ -310,11 +313,17 @@ def from_json(data: Any) -> Value:
     device, problem = data.get("device", ""), data.get("problem", "")
     if not all(isinstance(text, str) for text in (kind, dtype, device, problem)):
         raise ValueError("type, dtype and device are strings")
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 64
+        or not all(type(n) is int and 0 <= n < 2**63 for n in shape)
+    ):  # before anything is multiplied
         raise ValueError("a shape is a list of whole numbers")
     if "data" in data and too_many(shape):
         raise ValueError("too many entries")
     kind = kind if kind in PLAIN_TYPES else "object of another type"
+    if "data" in data and kind == "NoneType":
+        raise ValueError("nothing holds no numbers")  # and would be excused from its form
     if "data" not in data:
         known = dtype if dtype in DTYPES else ""
         return Value(kind, known, tuple(shape), None, device[:10], _known_problem(problem, kind))

@@ -98,6 +98,12 @@ WRITES = {
     "shared_memory.SharedMemory('left', create=True, size=99)",
     "old shared memory": LIBC
     + "if libc.shmget(4711, 99, 0o1666) < 0: raise OSError\nprint('made')",
+    "a System V queue": LIBC + "if libc.msgctl(0, 0, None) < 0 and ctypes.get_errno() == 1:\n"
+    "    raise PermissionError\nprint('made')",
+    "a file's flags": "import fcntl, os\n"
+    "fcntl.ioctl(os.open(os.__file__, os.O_RDONLY), 0x40086602, b'\\0' * 8)",
+    "a lock on a package": "import fcntl, os\nfcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)",
+    "a lease": "import fcntl, os\nfcntl.fcntl(os.open(os.__file__, 0), 1024, 0)",
     "an anonymous file": "import os\nos.memfd_create('x')",
     "a message queue": LIBC + "if libc.mq_open(b'/left', 66, 0o666, None) < 0: raise OSError",
     "a named pipe": "import os\nos.mkfifo({folder!r} + '/pipe')",
@@ -113,6 +119,9 @@ NETWORK = {
     "a name": "import socket\nsocket.getaddrinfo('example.org', 80)",
     "asyncio": "import asyncio\nasyncio.run(asyncio.open_connection('127.0.0.1', {port}))",
     "a server": "import socketserver\nsocketserver.TCPServer(('127.0.0.1', 0), None)",
+    "a datagram to a socket's path": "import socket\n"
+    "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "a.sendto(b'hello', {folder!r} + '/socket')",
     "io_uring": CALL + "call(425, 8, ctypes.byref((ctypes.c_char * 200)()))",
 }
 PROCESSES = {
@@ -457,7 +466,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 @pytest.mark.parametrize("name", isolation.MACHINES)
 def test_the_filter_refuses_what_it_should_on_both_processors(name: str) -> None:
     architecture, numbers = isolation.MACHINES[name]
-    program = isolation.seccomp_program(name, pid=77)
+    program = isolation.seccomp_program(name, pid=77, landlock=7)
     assert len(program) < 4096
 
     def answer(call: str, *arguments: int) -> int:
@@ -473,6 +482,14 @@ def test_the_filter_refuses_what_it_should_on_both_processors(name: str) -> None
     assert (answer("prlimit64", 0), answer("prlimit64", 5)) == (ALLOW, REFUSE)
     assert (answer("prctl", 1), answer("prctl", 15)) == (REFUSE, ALLOW)
     assert (answer("fcntl", 3, 8), answer("fcntl", 3, 1)) == (REFUSE, ALLOW)
+    assert (answer("ioctl", 3, 0x8901), answer("ioctl", 3, 0x5401)) == (REFUSE, ALLOW)
+    assert (answer("socketpair", 1, 2), answer("socketpair", 1, 0x80001)) == (REFUSE, ALLOW)
+    assert answer("openat", 3, 0, 0x200) == ALLOW  # Landlock sees to it
+    old = isolation.seccomp_program(name, pid=77, landlock=2)
+    emptying = run_filter(old, numbers["openat"], 3, 0, 0x200, architecture=architecture)
+    reading = run_filter(old, numbers["openat"], 3, 0, 0x80000, architecture=architecture)
+    assert (emptying, reading) == (REFUSE, ALLOW)
+    assert run_filter(program, 469, architecture=architecture) == 0x00050000 | 38  # newer than us
     ordinary = {"x86_64": (0, 1, 9, 12, 39, 228), "aarch64": (63, 64, 222, 214, 172, 113)}[name]
     assert {run_filter(program, n, architecture=architecture) for n in ordinary} == {ALLOW}
     assert run_filter(program, ordinary[0], architecture=1) == KILL

@@ -33,7 +33,7 @@ pidfd_send_signal=424 io_uring_setup=425 io_uring_enter=426 io_uring_register=42
 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433 pidfd_open=434 clone3=435
 pidfd_getfd=438 process_madvise=440 mount_setattr=442 quotactl_fd=443 landlock_create_ruleset=444
 landlock_add_rule=445 landlock_restrict_self=446 memfd_secret=447 process_mrelease=448
-fchmodat2=452 setxattrat=463 removexattrat=466
+openat2=437 fchmodat2=452 cachestat=451 statmount=457 listmount=458
 """
 _X86_64 = """
 socket=41 connect=42 bind=49 listen=50 accept=43 accept4=288 fork=57 vfork=58 clone=56 execve=59
@@ -51,6 +51,9 @@ inotify_init=253 inotify_init1=294 open_by_handle_at=304 name_to_handle_at=303 s
 setsid=112 setpgid=109 setpriority=141 sched_setaffinity=203 sched_setscheduler=144
 sched_setparam=142 sched_setattr=314 ioprio_set=251 migrate_pages=256 move_pages=279 vhangup=153
 modify_ldt=154 prlimit64=302 prctl=157 fcntl=72 ioctl=16 capset=126 seccomp=317
+socketpair=53 sendmmsg=307 semop=65 semctl=66 semtimedop=220 msgsnd=69 msgrcv=70 msgctl=71
+getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194 llistxattr=195 flistxattr=196 flock=73
+sync=162 syncfs=306 io_setup=206 open=2 creat=85 openat=257
 """
 _ARM64 = """
 socket=198 connect=203 bind=200 listen=201 accept=202 accept4=242 clone=220 execve=221
@@ -66,7 +69,9 @@ sethostname=161 setdomainname=162 quotactl=60 personality=92 fanotify_init=262 i
 open_by_handle_at=265 name_to_handle_at=264 syslog=116 setsid=157 setpgid=154 setpriority=140
 sched_setaffinity=122 sched_setscheduler=119 sched_setparam=118 sched_setattr=274 ioprio_set=30
 migrate_pages=238 move_pages=239 vhangup=58 prlimit64=261 prctl=167 fcntl=25 ioctl=29 capset=91
-seccomp=277
+seccomp=277 socketpair=199 sendmmsg=269 semop=193 semctl=191 semtimedop=192 msgsnd=189 msgrcv=188
+msgctl=187 getxattr=8 lgetxattr=9 fgetxattr=10 listxattr=11 llistxattr=12 flistxattr=13 flock=32
+sync=81 syncfs=267 io_setup=0 openat=56
 """
 
 
@@ -80,9 +85,21 @@ MACHINES = {
     "aarch64": (0xC00000B7, _table(_COMMON + _ARM64)),
 }
 # needed by us before the filter stands, or let through with some arguments only
-_BY_ARGUMENT = {"clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "fcntl", "ioctl"}
+_BY_ARGUMENT = {
+    "clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "fcntl", "ioctl", "socketpair",
+    "open", "creat", "openat", "openat2",
+}  # fmt: skip
 _OURS = {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp"}
-CLONE_THREAD, F_SETOWN, F_SETOWN_EX, TIOCSTI, PR_SET_PDEATHSIG = 0x10000, 8, 15, 0x5412, 1
+CLONE_THREAD, PR_SET_PDEATHSIG, O_TRUNC = 0x10000, 1, 0x200
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no owners, signals,
+# locks, leases, notifications or hints
+FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+# TCGETS (isatty), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: a file system's own (flags,
+# verity, snapshots) write through a descriptor that is open for reading
+IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# SOCK_STREAM with SOCK_CLOEXEC, SOCK_NONBLOCK or both: a datagram socket can send to any address
+STREAM = (1, 0x80001, 0x801, 0x80801)
+NEWER = 463  # numbers from here on are of calls that this table does not know
 
 
 class CannotIsolate(Exception):
@@ -183,7 +200,13 @@ def interpreter_paths() -> dict[str, int]:
         packages = {"site-packages", "dist-packages"}
         if os.path.basename(place) in packages or packages & set(inside):
             found[place] = READ_DIR
-            private = ("autograder", "normalization_course", "__editable__", *packages)
+            private = (
+                "autograder",
+                "normalization_course",
+                "__editable__",
+                "_editable_impl",
+                *packages,
+            )
             found |= {os.path.join(place, n): READ for n in inside if not n.startswith(private)}
         else:
             found[place] = READ
@@ -207,8 +230,12 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
-def seccomp_program(name: str, pid: int) -> list[tuple[int, int, int, int]]:
-    """The filter of one process as BPF instructions (code, jump if true, if false, value)."""
+def seccomp_program(name: str, pid: int, landlock: int) -> list[tuple[int, int, int, int]]:
+    """The filter of one process as BPF instructions (code, jump if true, if false, value).
+
+    Landlock before version 3 lets a file that may be read be emptied as well: there, the filter
+    refuses to open for that.
+    """
     architecture, numbers = MACHINES[name]
     denied = _ERROR | errno.EPERM
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL),
@@ -226,13 +253,22 @@ def seccomp_program(name: str, pid: int) -> list[tuple[int, int, int, int]]:
         program.extend([(_EQUAL, 0, len(body), numbers[call]), *body])
 
     when("clone", 0, _ANY_BIT, CLONE_THREAD, allowed=True)
-    program.extend([(_EQUAL, 0, 1, numbers["clone3"]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
+    for call in ("clone3", "openat2"):  # what they do is in memory that a filter cannot read
+        program += [(_EQUAL, 0, 1, numbers[call]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
+    if landlock < 3:
+        for call, flags in (("open", 1), ("openat", 2)):
+            if call in numbers:
+                when(call, flags, _ANY_BIT, O_TRUNC, allowed=False)
+        if "creat" in numbers:
+            program += [(_EQUAL, 0, 1, numbers["creat"]), (_RETURN, 0, 0, denied)]
     when("kill", 0, _EQUAL, pid, allowed=True)
     when("tgkill", 0, _EQUAL, pid, allowed=True)
     when("prlimit64", 0, _EQUAL, 0, pid, allowed=True)
     when("prctl", 0, _EQUAL, PR_SET_PDEATHSIG, allowed=False)
-    when("fcntl", 1, _EQUAL, F_SETOWN, F_SETOWN_EX, allowed=False)
-    when("ioctl", 1, _EQUAL, TIOCSTI, allowed=False)
+    when("fcntl", 1, _EQUAL, *FCNTL, allowed=True)
+    when("ioctl", 1, _EQUAL, *IOCTL, allowed=True)
+    when("socketpair", 1, _EQUAL, *STREAM, allowed=True)
+    program.extend([(_AT_LEAST, 0, 1, NEWER), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
     for call in sorted(numbers.keys() - _BY_ARGUMENT - _OURS):
         program += [(_EQUAL, 0, 1, numbers[call]), (_RETURN, 0, 0, denied)]
     return [*program, (_RETURN, 0, 0, _ALLOW)]
@@ -243,7 +279,7 @@ class _Program(ctypes.Structure):
 
 
 def _refuse_calls() -> None:
-    program = seccomp_program(machine(), os.getpid())
+    program = seccomp_program(machine(), os.getpid(), landlock_version())
     code = b"".join(struct.pack("HBBI", *step) for step in program)
     _call("seccomp", 1, 0, ctypes.byref(_Program(len(program), code)))  # mode: a filter
 
@@ -265,10 +301,12 @@ def restrict(rules: int) -> None:
 
 
 def limit_memory(allowance: int) -> None:
-    """This process may map so many more bytes than it has now."""
+    """This process may map so many more bytes than it has now, and is the first to go where the
+    machine's memory ends."""
     with open("/proc/self/statm", encoding="ascii") as file:
         present = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (present + allowance,) * 2)
+    Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def report() -> list[str]:
@@ -338,6 +376,7 @@ def _escape() -> str:
     restrict(rules)
     attempts = {
         "could read a file": lambda: Path("/etc/passwd").read_bytes(),
+        "could empty a file": lambda: os.open(os.__file__, os.O_RDONLY | os.O_TRUNC),
         "could write a file": lambda: Path("/tmp/autograder-was-here").write_bytes(b""),
         "could open a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
         "could fork": os.fork,

@@ -35,12 +35,13 @@ from autograder.course import UserError
 from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.sandbox import isolation
-from autograder.values import PLAIN_TYPES, Value, from_json, to_json
+from autograder.values import MAX_ENTRIES, PLAIN_TYPES, Value, from_json, to_json
 
 LSM, PROCESS = isolation.LEVEL, "process"
 LEVELS = (LSM, PROCESS)
-MAX_LINE = 32_000_000  # bytes of one message; a hundred thousand numbers take less
-MAX_TOTAL = 256_000_000
+MAX_LINE = 8_000_000  # bytes of one message; a hundred thousand numbers take less
+MAX_TOTAL = 64_000_000
+MAX_NESTED = 300_000  # lists and objects in one message: each costs the grader a hundred bytes
 TRUST = (
     "If you trust the code that you grade, say --isolation process (for nbgrader's own autograde, "
     'c.Judge.isolation = "process" in nbgrader_config.py).'
@@ -360,6 +361,10 @@ def _one_child(
             for event in pipes.events(limits.wall, limits.wall_total):
                 if event.get("event") == "refused" and busy[0] == "start":
                     raise UserError(f"Cannot isolate learners' code: {event.get('why')}. {TRUST}")
+                index = event.get("index", 0)
+                known = len(cells) if event.get("event") in ("cell", "cell done") else len(cases)
+                if type(index) is not int or not 0 <= index < max(known, 1):
+                    raise ValueError("an index that is none")
                 busy = _record(event, busy, cases, done, finished)
                 if busy[0] == "cell" and event["event"] == "cell" and busy[1] not in order:
                     raise ValueError("a cell that is none")
@@ -504,6 +509,8 @@ class Pipes:
                     raise ValueError("too much of it")
                 for line in lines:
                     last = time.monotonic()
+                    if line.count(b"[") + line.count(b"{") > MAX_NESTED:
+                        raise ValueError("too much of it")
                     try:
                         event = json.loads(line)
                     except (RecursionError, UnicodeDecodeError) as error:
@@ -562,7 +569,10 @@ def _record(
 def _outputs(data: Any) -> dict[str, Value]:
     if not isinstance(data, dict) or len(data) > 50:
         raise ValueError("outputs are an object")
-    return {str(name): from_json(value) for name, value in data.items()}
+    outputs = {str(name): from_json(value) for name, value in data.items()}
+    if sum(v.array.size for v in outputs.values() if v.array is not None) > MAX_ENTRIES:
+        raise ValueError("too many entries")  # of all together, which are kept until it is judged
+    return outputs
 
 
 def _operations(data: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -60,8 +61,9 @@ def main(
         ending = receive(control, 0)
         code, usage = end(pid, ending[0]["end"] if ending else 0.0)
         if ending is None:
-            return
+            break
         answer(control, code=code, cpu=usage.ru_utime + usage.ru_stime, peak=usage.ru_maxrss)
+    shutil.rmtree(os.environ["HOME"], ignore_errors=True)  # the grader may have been killed
 
 
 def warm(preload: list[str], child: types.ModuleType, values: types.ModuleType) -> Any:
