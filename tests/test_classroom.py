@@ -117,6 +117,14 @@ def test_the_class_secret_is_its_owners_alone_and_stays(tmp_path):
     assert stat.S_IMODE((tmp_path / ".autograder" / "secret").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("text", ["", "00", "not hex"])
+def test_a_damaged_secret_is_refused_since_it_could_be_guessed(tmp_path, text):
+    classroom.class_secret(tmp_path)
+    (tmp_path / ".autograder" / "secret").write_text(text)
+    with pytest.raises(UserError, match="is damaged"):
+        classroom.class_secret(tmp_path)
+
+
 def test_a_regrade_repeats_the_seed_and_a_new_round_changes_it(tmp_path):
     seed = classroom.seed(tmp_path, LESSON)
     assert classroom.seed(tmp_path, LESSON) == seed

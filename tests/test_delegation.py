@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,51 @@ def test_borrowed_work_is_found_in_the_source(source):
 @pytest.mark.parametrize("source", OWN_WORK.values(), ids=OWN_WORK)
 def test_own_work_is_not(source):
     assert found_in_source(["import torch", *source.split("\n\n")], FORBIDDING) == ""
+
+
+AUTOGRAD = {
+    "autograd.grad": "import torch\ndef batchnorm_backward(dout, cache):\n"
+    "    return torch.autograd.grad(cache[0], cache[1], dout)",
+    "an import inside": "def batchnorm_backward(dout, cache):\n    import torch as t\n"
+    "    return t.autograd.grad(cache[0], cache[1], dout)",
+    "an import of a name": "from torch.nn.functional import batch_norm\n"
+    "def batchnorm_backward(dout, cache):\n    return batch_norm(dout, None, None)",
+}
+
+
+@pytest.mark.parametrize("source", AUTOGRAD.values(), ids=AUTOGRAD)
+def test_torch_does_not_do_a_numpy_exercises_work(source):
+    exercise = OURS.find("batchnorm_backward")[1]
+    assert found_in_source([source], exercise) == "torch"
+    own = "import torch\nimport numpy as np\ndef batchnorm_backward(dout, cache):\n    return dout"
+    assert found_in_source([own, "torch.ones(3)"], exercise) == ""
+
+
+def test_torch_that_no_name_betrays_shows_in_the_operations():
+    exercise = OURS.find("convert_momentum")[1]
+
+    def hidden(momentum):
+        return float(__import__("to" + "rch").tensor(1.0) - momentum)
+
+    result, _ = check_object(exercise, OURS.bank("02_batchnorm_forward"), hidden)
+    assert result.verdict == judge.DELEGATED
+    assert result.earned == 0
+
+
+def test_a_class_that_inherits_the_work_is_found_whatever_runs_it():
+    exercise = OURS.find("BatchNorm2d")[1]
+    base = getattr(torch.nn, "Batch" + "Norm2d")
+    inherits = type("BatchNorm2d", (base,), {})
+    result, _ = check_object(exercise, OURS.bank("04_batchnorm_module"), inherits)
+    assert result.verdict == judge.DELEGATED
+
+
+def test_many_magics_take_no_time_to_read():
+    """IPython's own transformer takes seconds for a hundred of these."""
+    source = "def f():\n" + "".join(f"    a{n} = %time {n}\n" for n in range(5000)) + "    return 1"
+    begun = time.monotonic()
+    assert found_in_source([source], FORBIDDING) == ""
+    assert time.monotonic() - begun < 5
 
 
 class Hidden(torch.nn.Module):

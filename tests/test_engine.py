@@ -208,6 +208,61 @@ def test_a_gradebook_that_was_deleted_is_filled_again(room, tmp_path) -> None:
     assert summary.again == 1  # the unreadable one
 
 
+def test_an_older_gradebook_and_lost_notebooks_are_filled_again(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    classroom.grade_room(mine, OURS)
+    before = rows(mine)
+    with sqlite3.connect(mine / "gradebook.db") as book:
+        book.execute("update grade set auto_score = 1")
+    shutil.rmtree(mine / "autograded" / "learner-2")
+    classroom.grade_room(mine, OURS)
+    assert rows(mine) == before
+    assert "learner-2" in pages(mine)
+
+
+def test_a_corrected_timestamp_and_pictures_of_an_answer_are_taken_over(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    place = mine / "submitted" / "learner-0" / LESSON
+    (place / "timestamp.txt").write_text("not a date")
+    (place / "plot.png").write_bytes(b"picture")
+    (place / "linked.png").symlink_to("/etc/passwd")
+    classroom.grade_room(mine, OURS)
+    assert "timestamp.txt" in kept(mine)["learner-0"]["reason"]
+    (place / "timestamp.txt").write_text("2026-01-02 10:00:00 UTC")
+    classroom.grade_room(mine, OURS)
+    assert kept(mine)["learner-0"]["status"] == "graded"
+    found = {path.name for path in (mine / "autograded" / "learner-0" / LESSON).iterdir()}
+    assert found == {f"{LESSON}.ipynb", "plot.png", "timestamp.txt"}
+
+
+def test_trouble_of_the_moment_is_not_kept(folder, tmp_path, monkeypatch) -> None:
+    def no_memory(*given):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(engine, "grade_notebook", no_memory)
+    graded(folder, tmp_path)
+    assert {r["status"] for r in kept(tmp_path).values()} == {NEEDS_PERSON}
+    monkeypatch.undo()
+    summary = graded(folder, tmp_path)
+    assert summary.again == 1  # what cannot be read stays so
+    assert kept(tmp_path)["learner-0"]["status"] == "graded"
+
+
+def test_results_are_their_owners_alone(folder, tmp_path) -> None:
+    graded(folder, tmp_path)
+    for path in (tmp_path / "results").rglob("*.json"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_two_of_one_name_from_two_places_are_two(folder, tmp_path) -> None:
+    for place in ("monday", "tuesday"):
+        shutil.copytree(folder / "learner-0", tmp_path / place / "anna")
+    found = find_submissions([tmp_path / "monday", tmp_path / "tuesday"], OURS)
+    assert [work.learner for work in gather(found, OURS)] == ["monday/anna", "tuesday/anna"]
+    alone = find_submissions(sorted((tmp_path / "monday").iterdir()), OURS)
+    assert [s.learner for s in alone] == ["anna"]
+
+
 def test_a_manual_score_survives_a_regrade_and_asks_for_a_look(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     classroom.grade_room(mine, OURS)

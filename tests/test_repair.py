@@ -519,3 +519,17 @@ def test_a_renamed_notebook_is_known_by_what_is_in_it(name: str, what: str) -> N
 def test_a_notebook_of_something_else_belongs_to_no_lesson() -> None:
     other = nbformat.v4.new_notebook(cells=[trial("def f(): pass")])
     assert submissions.lesson_of(other, "homework", OURS) == ""
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [([{"cell_type": "markdown", "metadata": {"x": [[]] * 400_000}, "source": ""}], "too many"),
+     ([{"cell_type": "markdown", "metadata": {}, "source": ""}] * 3_000, "more than 2000 cells")],
+)  # fmt: skip
+def test_a_notebook_that_would_eat_the_grader_is_refused(cells, reason, tmp_path) -> None:
+    file = tmp_path / "02.ipynb"
+    file.write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    with pytest.raises(UserError, match=reason):
+        read_notebook(file)
