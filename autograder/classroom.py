@@ -211,12 +211,10 @@ def show(nb: NotebookNode, result: Result) -> None:
         data = {"text/plain": display.text(exercise), "text/html": display.as_html(exercise)}
         points = min(max(exercise.earned, 0.0), exercise.points)
         cell.execution_count = number
-        cell.outputs = [
-            nbformat.v4.new_output("display_data", data=data),
-            nbformat.v4.new_output(
-                "execute_result", data={"text/plain": repr(points)}, execution_count=number
-            ),
-        ]
+        shown = {"output_type": "display_data", "metadata": {}, "data": data}
+        value = {"output_type": "execute_result", "metadata": {}, "execution_count": number,
+                 "data": {"text/plain": repr(points)}}  # fmt: skip
+        cell.outputs = [nbformat.from_dict(shown), nbformat.from_dict(value)]
 
 
 # ---- our own grading of a course directory -------------------------------------------------

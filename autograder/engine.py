@@ -1,8 +1,9 @@
 """A class is graded: a map of one pure function over submissions, and one writer.
 
 A few threads read, repair, run and judge (the learners' code runs in other processes, the judging
-takes milliseconds); the caller's thread alone writes: the gradebook first, then the result's file,
-which says that a submission is done. Run again after any interruption, it does what is missing.
+takes milliseconds); the caller's thread alone writes whatever is ready: the gradebook first, in one
+transaction, then each result's file, which says that a submission is done. Run again after any
+interruption, it does what is missing.
 Beyond one machine the same function is mapped by Dask.
 """
 
@@ -151,7 +152,7 @@ class Book(Protocol):
 
     def holds(self, learner: str, name: str, earned: float) -> bool: ...
 
-    def record(self, result: Result) -> None: ...
+    def record(self, results: Sequence[Result]) -> dict[str, str]: ...
 
 
 @dataclass
@@ -255,17 +256,17 @@ def grade_all(
         round_of(course, known)  # once, before the threads ask for it; says what is wrong
 
     done = _on_dask if scheduler else _here
-    for result in done(course, waiting, limits, jobs or os.cpu_count() or 1, scheduler):
-        if book is not None and result.status != NEEDS_PERSON:
-            try:
-                book.record(result)
-            except ValueError as error:  # one submission's trouble is not the class's
+    for batch in done(course, waiting, limits, jobs or os.cpu_count() or 1, scheduler):
+        graded = [result for result in batch if result.status != NEEDS_PERSON]
+        troubles = book.record(graded) if book is not None and graded else {}
+        for result in batch:
+            if result.file in troubles:  # one submission's trouble is not the class's
                 result.status, result.key = NEEDS_PERSON, ""
-                result.reason = f"not in the gradebook: {error}"
-        results.write_results([result], target)
-        data = result.as_dict()
-        summary.add(data)
-        tell(data)
+                result.reason = f"not in the gradebook: {troubles[result.file]}"
+            results.write_results([result], target)
+            data = result.as_dict()
+            summary.add(data)
+            tell(data)
     return summary
 
 
@@ -274,7 +275,7 @@ Waiting = Sequence[tuple[Terms, Work]]
 
 def _here(
     course: Course, waiting: Waiting, limits: parent.Limits | None, jobs: int, _: str
-) -> Iterator[Result]:
+) -> Iterator[list[Result]]:
     """Results as they come, from threads of this process; few are held at a time."""
     left = iter(waiting)
     with parent.stoppable() as stop, ThreadPoolExecutor(jobs) as pool:
@@ -286,8 +287,7 @@ def _here(
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
                 for terms, work in islice(left, len(finished)):
                     running.add(pool.submit(grade_one, course, terms, work, limits))
-                for future in finished:
-                    yield future.result()
+                yield [future.result() for future in finished]
         except BaseException:
             stop()
             raise
@@ -295,7 +295,7 @@ def _here(
 
 def _on_dask(
     course: Course, waiting: Waiting, limits: parent.Limits | None, _: int, scheduler: str
-) -> Iterator[Result]:
+) -> Iterator[list[Result]]:
     """The same map on a Dask cluster, whose workers see the same files at the same paths."""
     try:
         from distributed import Client, as_completed
@@ -314,5 +314,5 @@ def _on_dask(
             for terms, work in waiting
         ]
         for future in as_completed(futures):
-            yield future.result()
+            yield [future.result()]
             future.release()

@@ -1,14 +1,14 @@
-"""nbgrader's gradebook and autograded/ folder, filled by one writer, a transaction a submission.
+"""nbgrader's gradebook and autograded/ folder, filled by one writer in few transactions.
 
-What nbgrader's own preprocessors do for one submission in some thirty transactions, done in one:
-the same rows, the same notebook (tests compare them).
+What nbgrader's own preprocessors do for one submission in some thirty transactions, done for some
+submissions in one: the same rows, the same notebook (tests compare them).
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,34 +71,56 @@ class Gradebook:
         score = self.known.get((learner, name))
         return score is not None and abs(score - earned) < 1e-6 and page.is_file()
 
-    def record(self, result: Result) -> None:
-        """Scores into the gradebook, the notebook into autograded/. Raises ValueError for this
-        submission's trouble, UserError for the gradebook's own (locked, disk full)."""
-        if not plain(result.learner):
-            raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
-        source = Path(self.directory.format_path("submitted", result.learner, result.lesson))
+    def record(self, results: Sequence[Result]) -> dict[str, str]:
+        """Scores into the gradebook, in one transaction, and notebooks into autograded/.
+
+        Returns file -> why one of them cannot be recorded. Raises UserError where the gradebook
+        itself cannot be written: then none of them is.
+        """
+        troubles, stamps = {}, dict[str, Any]()
         try:
-            timestamp = self.directory.get_existing_timestamp(str(source))
-        except Exception:  # nbgrader's own message breaks on the way
-            raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
-        assert result.notebook is not None
-        nb = result.notebook
-        self.show(nb, result)
-        try:
-            self._in_one_transaction(nb, result, timestamp)
+            for result in results:
+                try:
+                    stamps[result.file] = self._timestamp(result)
+                except ValueError as error:
+                    troubles[result.file] = str(error)
+                    continue
+                assert result.notebook is not None
+                self.show(result.notebook, result)
+                self._add(result.notebook, result, stamps[result.file])
+            self.book.db.commit()
         except SQLAlchemyError as error:
             self.book.db.rollback()
             raise unwritable(self.directory.db_url, error) from None
         finally:
             self.book.db.remove()  # else it would remember the whole class
-        if timestamp:
-            self._penalties(nb, result)
-        target = Path(self.directory.format_path("autograded", result.learner, result.lesson))
-        _copy_others(source, target, f"{result.lesson}.ipynb")
-        write_beside(target / f"{result.lesson}.ipynb", lesson.notebook_text(nb))
+        for result in results:
+            if result.file not in troubles:
+                assert result.notebook is not None
+                if stamps[result.file]:
+                    self._penalties(result.notebook, result)
+                self._write(result.notebook, result)
+        return troubles
+
+    def _timestamp(self, result: Result) -> Any:
+        """When it was handed in, if that is known; raises ValueError for what nbgrader refuses."""
+        if not plain(result.learner):
+            raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
+        try:
+            return self.directory.get_existing_timestamp(str(self._place("submitted", result)))
+        except Exception:  # nbgrader's own message breaks on the way
+            raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
+
+    def _place(self, step: str, result: Result) -> Path:
+        return Path(self.directory.format_path(step, result.learner, result.lesson))
+
+    def _write(self, nb: NotebookNode, result: Result) -> None:
+        target, name = self._place("autograded", result), f"{result.lesson}.ipynb"
+        _copy_others(self._place("submitted", result), target, name)
+        write_beside(target / name, lesson.notebook_text(nb))
         self.known[result.learner, result.lesson] = result.earned
 
-    def _in_one_transaction(self, nb: NotebookNode, result: Result, timestamp: Any) -> None:
+    def _add(self, nb: NotebookNode, result: Result, timestamp: Any) -> None:
         db = self.book.db
         known = self._released(result.lesson)
         nb.metadata["kernelspec"] = known.kernelspec or nb.metadata.get("kernelspec")
@@ -141,7 +163,6 @@ class Gradebook:
                 untouched = known.checksums[name] == compute_checksum(cell)
                 comment = comments[known.commented[name]]
                 comment.auto_comment = "No response." if untouched else None
-        db.commit()
 
     def _released(self, name: str) -> Released:
         if name not in self.released:

@@ -234,7 +234,7 @@ def release_notebook(lesson: Lesson) -> NotebookNode:
 
 
 def notebook_text(notebook: NotebookNode) -> str:
-    return nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n"
+    return nbformat.v4.writes(notebook) + "\n"
 
 
 # ---- references ----------------------------------------------------------------------------

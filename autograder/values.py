@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+FLOAT = np.dtype(float)
 MAX_ENTRIES = 100_000  # exercises return tiny arrays; more is refused before it is copied
 
 DTYPES = frozenset(
@@ -217,6 +218,8 @@ def too_many(shape: Iterable[int]) -> bool:
 
 def capture(obj: Any) -> Value:
     """Copy an object into a Value, whatever it is and however it lies about itself."""
+    if type(obj) is np.ndarray:  # what most functions return
+        return _capture_array(obj, "ndarray")
     name = type_name(obj)
     try:
         if isinstance(obj, (bool, int, float, np.generic)) and not isinstance(obj, np.void):
@@ -245,7 +248,7 @@ def _not_an_array(name: str) -> str:
 
 
 def _capture_array(array: np.ndarray, name: str, device: str = "", dtype: str = "") -> Value:
-    dtype = dtype or array.dtype.name
+    dtype = dtype or (array.dtype.name if array.dtype != FLOAT else "float64")
     shape = tuple(int(n) for n in array.shape)
     if dtype not in DTYPES:
         what = "objects" if array.dtype.kind == "O" else array.dtype.kind and "no real numbers"

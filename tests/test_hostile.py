@@ -97,12 +97,9 @@ def test_temporary_folders_go_and_nothing_is_written_through_a_link(tmp_path, mo
     assert list(inside.iterdir()) == list(outside.iterdir()) == []
 
 
-def test_a_child_that_only_says_that_it_is_alive_is_ended() -> None:
-    alive = WRITE + (
-        "import time\nfor n in range(10**6):\n"
-        '    shout(\'{"event": "cell done", "index": 2}\', \'{"event": "cell", "index": 2}\')\n'
-        "    time.sleep(0.5)\n"
-    )
+def test_a_child_that_only_drips_is_ended() -> None:
+    """Bytes that never become a message are no sign of life."""
+    alive = "import os, time\nfor n in range(10**6):\n    os.write(3, b' ')\n    time.sleep(0.2)\n"
     begun = time.monotonic()
     result = graded(RIGHT, alive, replace(LIMITS, wall=2, wall_total=8))
     assert result.earned == 10
@@ -111,7 +108,7 @@ def test_a_child_that_only_says_that_it_is_alive_is_ended() -> None:
 
 def test_an_outcome_once_given_stays() -> None:
     """A second message about a finished task is nonsense, not a second chance."""
-    again = WRITE + 'shout(\'{"event": "task", "index": 0}\')'
+    again = WRITE + 'shout(\'{"event": "done", "results": [{"index": 0, "outputs": {}}]}\')'
     result = graded(body("if eps != 1.0:", *(f"    {line}" for line in again.split("\n"))))
     assert verdict_of(result, "identity_affine") != PASSED
     assert verdict_of(result, "convert_momentum") == PASSED

@@ -296,7 +296,7 @@ LIES = {
     "    return var, mean",
     "say out of the frames": FRAMES + "def identity_affine(mean, var, eps):\n"
     "    for names, _ in everything():\n        if 'say' in names:\n"
-    "            names['say'](event='task done', index=0, outputs={}, failure=None)\n"
+    "            names['say'](event='done', results=[{'index': 0, 'outputs': {}}])\n"
     "            names['say'](event='end')\n    return var, mean",
     "expected values by the garbage collector": "import gc\n"
     "def identity_affine(mean, var, eps):\n"
@@ -311,10 +311,10 @@ LIES = {
     "a patched IPython": "import IPython\nshell = get_ipython()\n"
     "type(shell).run_cell = lambda *a, **k: None\nshell.user_ns = {}",
     "a patched torch": "import torch\ntorch.allclose = torch.equal = lambda *a: True",
-    "messages on every descriptor": WRITE + "shout('{\"event\": \"task done\", \"index\": 0, "
-    "\"outputs\": {\"gamma\": 1}}', '{\"event\": \"end\"}')",
-    "a result for a task to come": WRITE + "shout(*['{\"event\": \"task\", \"index\": %d}' % n "
-    "for n in range(9)])",
+    "messages on every descriptor": WRITE + "shout('{\"event\": \"done\", \"results\": "
+    "[{\"index\": 0, \"outputs\": {\"gamma\": 1}}]}', '{\"event\": \"end\"}')",
+    "results for tasks to come": WRITE + "shout('{\"event\": \"done\", \"results\": [%s]}' % "
+    "', '.join('{\"index\": %d, \"outputs\": {}}' % n for n in range(9)))",
     "a refusal": WRITE + "shout('{\"event\": \"refused\", \"why\": \"x\"}')",
     "points": WRITE + "shout('{\"points\": 100, \"earned\": 100}')",
     "descriptors exchanged": "import os\nos.dup2(4, 3)",

@@ -268,12 +268,14 @@ FORGED: Mapping[str, str] = {
     "json is patched": "import json\njson.dumps = lambda *a, **k: '{\"event\": \"end\"}'",
     "an end is announced": events({"event": "end"}),
     "results are announced": events(
-        *({"event": "task", "index": n} for n in range(4)),
-        *({"event": "task done", "index": n, "outputs": LIE, "failure": None} for n in range(4)),
+        {"event": "done", "results": [
+            {"index": n, "outputs": LIE, "failure": None} for n in range(4)]},
+    ),
+    "results are announced twice": events(
+        *[{"event": "done", "results": [{"index": 0, "outputs": LIE, "failure": None}]}] * 2
     ),
     "a task's result is announced": events(
-        {"event": "task", "index": 0},
-        {"event": "task done", "index": 0, "outputs": LIE, "failure": None},
+        {"event": "done", "results": [{"index": 0, "outputs": LIE, "failure": None}]},
     ),
     "points are announced": events({"event": "points", "earned": 5.0}),
     "no JSON": WRITE + "shout('{', 'nonsense', '[]', 'null')",
@@ -281,19 +283,19 @@ FORGED: Mapping[str, str] = {
     "no text": WRITE + "[os.write(n, b'\\xff\\xfe\\n') for n in range(3, 64) if _ok(n)]".replace(
         " if _ok(n)", ""
     ),
-    "an index out of range": events({"event": "cell", "index": 10**6}) + "os._exit(0)",
-    "a negative index": events({"event": "cell", "index": -1}) + "os._exit(0)",
-    "a huge index": events({"event": "task", "index": 10**30}),
-    "an index that is no number": events({"event": "task", "index": "0"}),
-    "a task out of range": events({"event": "task", "index": 10**6}) + "os._exit(0)",
+    "an index out of range": events({"event": "cell done", "index": 10**6}) + "os._exit(0)",
+    "a negative index": events({"event": "cell done", "index": -1}) + "os._exit(0)",
+    "a huge index": events({"event": "done", "results": [{"index": 10**30}]}),
+    "an index that is no number": events({"event": "done", "results": [{"index": "0"}]}),
+    "a task out of range": events({"event": "done", "results": [{"index": 10**6}]}),
+    "results that are none": events({"event": "done", "results": [1]}),
+    "no results": events({"event": "done", "results": []}),
     "a shape from elsewhere": events(
-        {"event": "task", "index": 0},
-        {"event": "task done", "index": 0, "failure": None, "outputs": {"gamma": {
-            "type": "ndarray", "dtype": "float64", "shape": [10**9, 0], "data": []}}},
+        {"event": "done", "results": [{"index": 0, "failure": None, "outputs": {"gamma": {
+            "type": "ndarray", "dtype": "float64", "shape": [10**9, 0], "data": []}}}]},
     ),
     "a failure of an odd kind": events(
-        {"event": "task", "index": 0},
-        {"event": "task done", "index": 0, "failure": [1], "outputs": {}},
+        {"event": "done", "results": [{"index": 0, "failure": [1], "outputs": {}}]},
     ),
     "a results file": "open('results.json', 'w').write('{\"earned\": 10}')\n"
     "open('grade.txt', 'w').write('10')",

@@ -2,7 +2,8 @@
 
 Reads its job from a pipe, a JSON line: cells and limits. When the cells have run, it waits there
 for a line of tasks (probes as source, inputs), and again when they are done: hidden inputs come
-last. Writes one JSON line for each thing that begins or ends to another pipe.
+last. Writes one JSON line for each cell, and for each criterion's results,
+to another pipe.
 Nothing of the package but values.py and isolation.py is loaded here: no reference, mistake,
 expected array or seed exists in this process, and what `import autograder` finds is a stub.
 """
@@ -16,6 +17,7 @@ import linecache
 import os
 import resource
 import sys
+import time
 import types
 import warnings
 from functools import lru_cache
@@ -136,20 +138,26 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
         if index in job["skip_cells"]:
             continue
         cpu_limit(job["cpu_cell"], hard)
-        say(event="cell", index=index)
         captured, error = run_cell(shell, cell, values)
         say(event="cell done", index=index, error=error, captured=captured)
 
     say(event="waits")
     while line := go_on.readline().strip():
+        results: list[dict[str, Any]] = []
+        about, since = None, 0.0
         for task in json.loads(line):
-            index = task["index"]
+            # a message for each criterion, so that what was right before an end is not lost
+            criterion = task["exercise"], task["probe_name"]
+            if results and (criterion != about or time.monotonic() - since > 1):
+                say(event="done", results=results)
+                results = []
+            if not results:
+                about, since = criterion, time.monotonic()
             cpu_limit(job["cpu_probe"], hard)
-            say(event="task", index=index)
-            if task["exercise"] not in namespace:
-                say(event="task done", index=index, missing=True)
-                continue
-            say(event="task done", index=index, **run_task(task, namespace, values))
+            there = task["exercise"] in namespace
+            found = run_task(task, namespace, values) if there else {"missing": True}
+            results.append({"index": task["index"], **found})
+        say(event="done", results=results)
         say(event="waits")
     say(event="end")
 

@@ -13,8 +13,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
-import selectors
 import shutil
 import signal
 import socket
@@ -25,7 +23,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,11 @@ from autograder.course import UserError
 from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.sandbox import isolation
-from autograder.values import MAX_ENTRIES, PLAIN_TYPES, Value, from_json, to_json
+from autograder.sandbox.wire import Conversation, Execution, Pipes, stopping
+from autograder.values import to_json
 
 LSM, PROCESS = isolation.LEVEL, "process"
 LEVELS = (LSM, PROCESS)
-MAX_LINE = 8_000_000  # bytes of one message; a hundred thousand numbers take less
-MAX_TOTAL = 64_000_000
-MAX_NESTED = 300_000  # lists and objects in one message: each costs the grader a hundred bytes
 TRUST = (
     "If you trust the code that you grade, say --isolation process (for nbgrader's own autograde, "
     'c.Judge.isolation = "process" in nbgrader_config.py).'
@@ -63,30 +59,13 @@ class Limits:
     starts: int = 12  # of a child for one submission
 
 
-@dataclass
-class Execution:
-    """All that came out: outcomes by case id, and what became of each cell."""
-
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    missing: set[str] = field(default_factory=set)  # exercises that nothing defines
-    cell_errors: dict[int, Failure] = field(default_factory=dict)
-    captured: dict[str, str] = field(default_factory=dict)  # for the instructor
-    starts: int = 0
-    hidden_seen: bool = False  # whether a child has been given hidden inputs
-    cpu: float = 0.0  # seconds that its children used
-    peak: int = 0  # kilobytes that the largest of them held, what it shares with others included
-
-
-_stopping = threading.Event()
-
-
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
     """Gives a function that ends every run in progress, in whatever thread: KeyboardInterrupt."""
     try:
-        yield _stopping.set
+        yield stopping.set
     finally:
-        _stopping.clear()
+        stopping.clear()
 
 
 # ---- warm parents ----------------------------------------------------------------------------
@@ -349,31 +328,21 @@ def _one_child(
     limits: Limits,
 ) -> tuple[tuple[str, int], Failure]:
     """Run one child to its end: what it was busy with then, and why it ended."""
-    busy: tuple[str, int] = ("start", -1)
     nonsense, timed_out = "", False
-    order = iter(range(len(cells)))  # each runs once, in order
-    given: set[int] = set()
+    to_run = [n for n in range(len(cells)) if n not in job["skip_cells"]]
+    talk = Conversation(to_run, tasks, cases, done, finished)
     with _folder_for(warm) as folder, Pipes() as pipes:
         warm.fork(job, pipes.messages, pipes.tasks, folder)
         pipes.forked()
         try:
             pipes.give(json.dumps(list(cells)))
             for event in pipes.events(limits.wall, limits.wall_total):
-                if event.get("event") == "refused" and busy[0] == "start":
+                if event.get("event") == "refused" and not talk.ready:
                     raise UserError(f"Cannot isolate learners' code: {event.get('why')}. {TRUST}")
-                index = event.get("index", 0)
-                known = len(cells) if event.get("event") in ("cell", "cell done") else len(cases)
-                if type(index) is not int or not 0 <= index < max(known, 1):
-                    raise ValueError("an index that is none")
-                busy = _record(event, busy, cases, done, finished)
-                if busy[0] == "cell" and event["event"] == "cell" and busy[1] not in order:
-                    raise ValueError("a cell that is none")
-                if busy[0] == "task" and busy[1] not in given:
-                    raise ValueError("a task that is none")
-                if busy[0] == "waits":
-                    given = _hand_out(pipes, tasks, cases, done, finished, given)
-                    busy = "between", -1
-                if busy[0] == "end":
+                answer = talk.take(event)
+                if answer is not None:
+                    pipes.give(answer)
+                if talk.ended:
                     break  # what it leaves running may hold the pipe open
         except TimeoutError:
             timed_out = True
@@ -384,12 +353,13 @@ def _one_child(
     done.cpu += ended["cpu"]
     done.peak = max(done.peak, ended["peak"])
     if nonsense:
-        return busy, Failure("died", message=f"sent nonsense instead of results ({nonsense})")
+        why = Failure("died", message=f"sent nonsense instead of results ({nonsense})")
+        return talk.busy, why
     code = ended["code"]
     if timed_out or code == -signal.SIGXCPU:
-        return busy, Failure("timed out")
+        return talk.busy, Failure("timed out")
     named = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return busy, Failure("died", message=f"the process ended by itself ({named})")
+    return talk.busy, Failure("died", message=f"the process ended by itself ({named})")
 
 
 @contextlib.contextmanager
@@ -413,189 +383,3 @@ def _remove(folder: str) -> None:
         if not os.path.islink(folder):
             subprocess.run(["chmod", "-R", "u+rwx", "--", folder], capture_output=True)
         subprocess.run(["rm", "-rf", "--", folder], capture_output=True)
-
-
-def _hand_out(
-    pipes: Pipes,
-    tasks: Sequence[str],
-    cases: Sequence[Case],
-    done: Execution,
-    finished: set[int],
-    given: set[int],
-) -> set[int]:
-    """Give the child its next tasks: hidden inputs only when every visible case has its outcome,
-    so that nothing a learner is shown in full can tell them. Returns all that were given."""
-    left = [n for n in range(len(cases)) if n not in finished]
-    if given & set(left):
-        raise ValueError("left tasks out")
-    batch = [n for n in left if not cases[n].hidden] or left
-    if batch:
-        done.hidden_seen = done.hidden_seen or cases[batch[0]].hidden
-    pipes.give(f"[{', '.join(tasks[n] for n in batch)}]" if batch else "")
-    return given | set(batch)
-
-
-class Pipes:
-    """The two pipes to a child: its messages come out of one, its tasks go into the other."""
-
-    def __init__(self) -> None:
-        self._read, self.messages = os.pipe()
-        self.tasks, self._write = os.pipe()
-        self._open = {self._read, self.messages, self.tasks, self._write}
-        self._waiting = b""  # for the child; written as it reads
-        os.set_blocking(self._write, False)
-
-    def __enter__(self) -> Pipes:
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        self.close()
-
-    def forked(self) -> None:
-        """The child has its ends: ours of them go."""
-        self._close(self.messages, self.tasks)
-
-    def close(self) -> None:
-        self._close(*self._open)
-
-    def _close(self, *descriptors: int) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._open -= set(descriptors)
-
-    def give(self, line: str) -> None:
-        self._waiting += line.encode() + b"\n"
-
-    def _feed(self) -> bool:
-        """Write what fits; whether something is left."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._write, self._waiting) :]
-        except BlockingIOError:
-            return True
-        except BrokenPipeError:
-            self._waiting = b""  # it reads no more: its end will be seen
-        return False
-
-    def events(self, wall: float, wall_total: float) -> Iterator[dict[str, Any]]:
-        """Messages as they come; TimeoutError after `wall` seconds without one or `wall_total` in
-        all, ValueError if one is too long or no JSON object."""
-        waiting, total, last = b"", 0, time.monotonic()
-        stop = last + wall_total
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._read, selectors.EVENT_READ)
-            feeding = False
-            while True:
-                if self._waiting and not feeding and self._feed():
-                    selector.register(self._write, selectors.EVENT_WRITE)
-                    feeding = True
-                patience = min(last + wall, stop) - time.monotonic()
-                if _stopping.is_set():
-                    raise KeyboardInterrupt
-                if patience <= 0:
-                    raise TimeoutError
-                ready = {key.fd for key, _ in selector.select(min(patience, 0.5))}
-                if self._write in ready and not self._feed():
-                    selector.unregister(self._write)
-                    feeding = False
-                if self._read not in ready:
-                    continue
-                chunk = os.read(self._read, 1 << 16)
-                if not chunk:
-                    return
-                total += len(chunk)
-                *lines, waiting = (waiting + chunk).split(b"\n")
-                if len(waiting) > MAX_LINE or total > MAX_TOTAL:
-                    raise ValueError("too much of it")
-                for line in lines:
-                    last = time.monotonic()
-                    if line.count(b"[") + line.count(b"{") > MAX_NESTED:
-                        raise ValueError("too much of it")
-                    try:
-                        event = json.loads(line)
-                    except (RecursionError, UnicodeDecodeError) as error:
-                        raise ValueError(type(error).__name__) from None
-                    if not isinstance(event, dict):
-                        raise ValueError("not an object")
-                    yield event
-
-
-def _record(
-    event: dict[str, Any],
-    busy: tuple[str, int],
-    cases: Sequence[Case],
-    done: Execution,
-    finished: set[int],
-) -> tuple[str, int]:
-    """Take one message in; returns what the child is busy with after it."""
-    kind, index = event.get("event"), event.get("index", -1)
-    if not isinstance(index, int) or index < -1:
-        raise ValueError("an index that is none")
-    if kind == "cell" and busy[0] == "between":
-        return "cell", index
-    if kind == "cell done" and busy == ("cell", index):
-        done.cell_errors.pop(index, None)
-        if event.get("error") is not None:
-            failure = _failure(event["error"])
-            if done.hidden_seen:  # it may be spelling out what an earlier process was given
-                failure = replace(failure, message="", line=0)
-            done.cell_errors[index] = failure
-        done.captured[f"cell {index}"] = str(event.get("captured", ""))[:4000]
-        return "between", -1
-    if kind == "task" and busy[0] == "between" and index not in finished:
-        return "task", index
-    if kind == "task done" and busy == ("task", index):
-        case = cases[index]
-        finished.add(index)
-        done.captured[case.id] = str(event.get("captured", ""))[:4000]
-        if event.get("missing") is True:
-            done.missing.add(case.exercise)
-        elif event.get("failure") is not None:
-            failure = _failure(event["failure"])
-            done.outcomes[case.id] = Outcome({}, failure, _operations(event.get("operations")))
-        else:
-            outputs = _outputs(event.get("outputs"))
-            done.outcomes[case.id] = Outcome(outputs, None, _operations(event.get("operations")))
-        return "between", -1
-    if kind == "end" and busy[0] == "between" and len(finished) == len(cases):
-        return "end", -1
-    if kind == "ready" and busy[0] == "start":
-        return "between", -1
-    if kind == "waits" and busy[0] == "between":
-        return "waits", -1
-    raise ValueError("an unexpected message")
-
-
-def _outputs(data: Any) -> dict[str, Value]:
-    if not isinstance(data, dict) or len(data) > 50:
-        raise ValueError("outputs are an object")
-    outputs = {str(name): from_json(value) for name, value in data.items()}
-    if sum(v.array.size for v in outputs.values() if v.array is not None) > MAX_ENTRIES:
-        raise ValueError("too many entries")  # of all together, which are kept until it is judged
-    return outputs
-
-
-def _operations(data: Any) -> tuple[str, ...]:
-    if data is None:
-        return ()
-    if not isinstance(data, list) or len(data) > 300:
-        raise ValueError("operations are a list")
-    return tuple(str(name)[:80] for name in data)
-
-
-def _failure(data: Any) -> Failure:
-    if not isinstance(data, dict):
-        raise ValueError("a failure is an object")
-    message, line = str(data.get("message", ""))[:300], data.get("line", 0)
-    message = message.encode("utf-8", "replace").decode()  # half a surrogate pair: "?"
-    if data.get("kind") == "returned":  # shown to learners, so only in words of our own
-        kinds = "|".join(sorted(PLAIN_TYPES))
-        known = re.fullmatch(
-            rf"({kinds}|nothing \(None\)|object of another type|too (few|many) values)"
-            r" where \([\w, ]+\) is expected",
-            message,
-        )
-        return Failure("returned", message=message if known else "something unexpected")
-    number = line if isinstance(line, int) and 0 < line < 100_000 else 0
-    kind, code = str(data.get("type", ""))[:60], str(data.get("code", ""))[:120]
-    return Failure("raised", kind, message, number, code)
