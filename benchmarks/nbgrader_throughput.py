@@ -1,14 +1,15 @@
 """The same class graded by stock `nbgrader autograde` and by this engine, in turn, in one run.
 
-    python benchmarks/nbgrader_throughput.py [--students 60] [--rounds 3] [--jobs 2]
+    python benchmarks/nbgrader_throughput.py [--students 60] [--rounds 3] [--jobs 2] [--impatient]
 
 Both grade the same notebooks of lesson 02 (without demo cells, which no grading of ours runs) into
-gradebooks. Stock nbgrader executes them in kernels, one process, all students in one command, its
-kernels shut down at once (its fastest ordinary use); the check cells run in the kernel, on the
-case bank. The engine grades on the bank and on as many hidden cases. A round: stock grades a part
-of the class, then the engine the whole class, each in a fresh process that has graded two others
-before the clock starts, so that imports and start-up count for neither; whole commands are shown
-beside. The last line is the ratio of throughputs.
+gradebooks. Stock nbgrader executes them in kernels, all students in one process, as configured out
+of the box (its fastest ordinary use; --impatient shows it with kernels that are shut down at once,
+an option that few know); the check cells run in the kernel, on the case bank. The engine grades on
+the bank and on as many hidden cases. A round: stock grades a part of the class, then the engine the
+whole class, each in a fresh process that has graded two others before the clock starts, so that
+imports and start-up count for neither; whole commands are shown beside. The last line is the ratio
+of throughputs.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ WARM_UP = ("warm-up-1", "warm-up-2")
 STOCK_CONFIG = """\
 c = get_config()
 c.CourseDirectory.course_id = "stock"
-c.Execute.shutdown_kernel = "immediate"
 """
+IMPATIENT = 'c.Execute.shutdown_kernel = "immediate"\n'
 
 
 def main() -> None:
@@ -43,12 +44,13 @@ def main() -> None:
     parser.add_argument("--students", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--impatient", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        run(Path(folder), asked.students, asked.rounds, asked.jobs)
+        run(Path(folder), asked.students, asked.rounds, asked.jobs, asked.impatient)
 
 
-def run(folder: Path, students: int, rounds: int, jobs: int) -> None:
+def run(folder: Path, students: int, rounds: int, jobs: int, impatient: bool) -> None:
     people = list(classes.submissions(students + len(WARM_UP)))
     warm = [(name, text) for name, (_, text) in zip(WARM_UP, people, strict=False)]
     people = people[len(WARM_UP) :]
@@ -56,7 +58,7 @@ def run(folder: Path, students: int, rounds: int, jobs: int) -> None:
     for number in range(rounds):
         part = people[number::rounds]
         for name, those in (("stock", part), ("engine", people)):
-            room = course_directory(folder / f"{name}-{number}", name, [*warm, *those])
+            room = course_directory(folder / f"{name}-{number}", name, [*warm, *those], impatient)
             found[name].append(measured(name, room, jobs))
             print(f"round {number + 1}  {name:<6} {described(found[name][-1])}", flush=True)
             shutil.rmtree(room)
@@ -85,7 +87,9 @@ def run(folder: Path, students: int, rounds: int, jobs: int) -> None:
     print(f"ratio: {rate['stock'] and rate['engine'] / rate['stock']:.0f}")
 
 
-def course_directory(room: Path, kind: str, people: list[tuple[str, str]]) -> Path:
+def course_directory(
+    room: Path, kind: str, people: list[tuple[str, str]], impatient: bool = False
+) -> Path:
     """A course directory with these submissions and the lesson released."""
     from autograder import classroom, course, lesson, results
 
@@ -97,7 +101,8 @@ def course_directory(room: Path, kind: str, people: list[tuple[str, str]]) -> Pa
         source.cells = [c for c in source.cells if "demo" not in c.metadata.get("tags", [])]
         text = lesson.notebook_text(source)
         results.write_beside(room / "source" / LESSON / f"{LESSON}.ipynb", text)
-        results.write_beside(room / "nbgrader_config.py", STOCK_CONFIG)
+        config = STOCK_CONFIG + (IMPATIENT if impatient else "")
+        results.write_beside(room / "nbgrader_config.py", config)
     for learner, text in people:
         results.write_beside(room / "submitted" / learner / LESSON / f"{LESSON}.ipynb", text)
     return room
