@@ -55,3 +55,26 @@ def at(criterion):
 def group(mistake, next, patches, table, **more):
     """Mistakes with one next step: rows of name, diagnosis and what `patches` makes patches of."""
     return tuple(mistake(name, text, next, *patches(new), **more) for name, text, new in table)
+
+
+# What `group` makes patches with: from one row's new text to its (old, new) pairs.
+
+
+def as_is(patches):
+    """The row holds the patches themselves."""
+    return patches
+
+
+def replacing(*olds):
+    """Patches of these texts, from one new text for each (or one for the only text)."""
+    return lambda new: list(zip(olds, [new] if isinstance(new, str) else new, strict=True))
+
+
+def over(axes, old, *texts):
+    """Sums and means over other axes than the old ones."""
+    return [(text, text.replace(old, axes)) for text in texts]
+
+
+def summed(*texts, by):
+    """Sums over the same axes, divided by another count."""
+    return [(text, f"{text.replace('.mean(', '.sum(')} / {by}") for text in texts]

@@ -2,7 +2,18 @@
 
 import numpy as np
 
-from autograder.casework import ORDINARY, arriving, at, group, images, near
+from autograder.casework import (
+    ORDINARY,
+    arriving,
+    as_is,
+    at,
+    group,
+    images,
+    near,
+    over,
+    replacing,
+    summed,
+)
 from autograder.exercise import Criterion, Exercise
 from autograder.exercises.batchnorm_forward import evaluate, train, train_twice
 from autograder.values import numeric_gradient, take
@@ -439,20 +450,7 @@ def spread_of(x, var, inputs):
 # Mistakes that both forward passes share, in their forms with four axes; and those of the layout.
 
 
-def as_is(patches):
-    return patches
-
-
-def over(axes, *texts):
-    """Sums and means over other axes than N, H and W."""
-    return [(text, text.replace("(0, 2, 3)", axes)) for text in texts]
-
-
-def summed(*texts, by):
-    """Sums over N, H and W, divided by another count than N * H * W."""
-    return [(text, f"{text.replace('.mean(', '.sum(')} / {by}") for text in texts]
-
-
+ALL = "(0, 2, 3)"  # what the reference averages over
 SETS = (
     ("PER-PIXEL", "statistics per pixel: only samples are averaged", "0"),
     ("PER-SAMPLE", "statistics of each sample alone: that is InstanceNorm", "(2, 3)"),
@@ -471,14 +469,14 @@ def four_axes(gamma, beta, mean, var, own_var, within, affine):
     training = at("training values")
     return (
         *group(training, "Which index should a channel's mean depend on? Print its shape.",
-               lambda axes: over(axes, mean, var), SETS, of="four axes"),
+               lambda axes: over(axes, ALL, mean, var), SETS, of="four axes"),
         *group(training, "Print mean.shape and var.shape: what should they be?", as_is, (
             ("MEAN-ALL-AXES", "one mean for all channels; the variances are per channel",
-                [*over("(0, 1, 2, 3)", mean), (var, own_var)]),
+                [*over("(0, 1, 2, 3)", ALL, mean), (var, own_var)]),
             ("CENTRED-ON-GRAND-MEAN", "one mean for all channels, also inside the variance",
-                over("(0, 1, 2, 3)", mean)),
+                over("(0, 1, 2, 3)", ALL, mean)),
             ("VAR-ALL-AXES", "one variance for all channels; the means are per channel",
-                over("(0, 1, 2, 3)", var)),
+                over("(0, 1, 2, 3)", ALL, var)),
         ), of="four axes"),
         *group(training, "How many numbers did you add up for one channel?", as_is, (
             ("COUNT-IS-N", "you divide the sums by N alone", summed(mean, var, by="N")),
@@ -742,15 +740,16 @@ SPATIAL_BACKWARD = (
             summed(B_FIRST, B_SECOND, by="1")),
     ), of="four axes", right="the sums", rung=2),
     *group(dx, "Over which entries did the forward pass take its mean?", as_is, (
-        ("MEANS-PER-PIXEL", "the means in dx are taken over N alone", over("0", B_FIRST, B_SECOND)),
+        ("MEANS-PER-PIXEL", "the means in dx are taken over N alone",
+            over("0", ALL, B_FIRST, B_SECOND)),
         ("MEANS-PER-SAMPLE", "the means in dx are taken over H and W alone",
-            over("(2, 3)", B_FIRST, B_SECOND)),
+            over("(2, 3)", ALL, B_FIRST, B_SECOND)),
         ("MEANS-ALL-AXES", "the means in dx are taken over all channels",
-            over("(0, 1, 2, 3)", B_FIRST, B_SECOND)),
+            over("(0, 1, 2, 3)", ALL, B_FIRST, B_SECOND)),
         ("MEAN-PATH-PER-SAMPLE", "the path through the mean stays within a sample",
-            over("(2, 3)", B_FIRST)),
+            over("(2, 3)", ALL, B_FIRST)),
         ("VAR-PATH-PER-SAMPLE", "the path through the variance stays within a sample",
-            over("(2, 3)", B_SECOND)),
+            over("(2, 3)", ALL, B_SECOND)),
     ), of="four axes", rung=2),
     dx("X-HAT-NOT-TRANSPOSED", "x_hat comes back by reshape alone, not transposed",
         "Which axis runs fastest in the rows of the cache?",
@@ -946,10 +945,6 @@ out = (wide - mean) / (var + self.eps).sqrt()
 if self.affine:
     out = out * self.weight[:, None, None] + self.bias[:, None, None]""")
 training, evaluating = at("training values"), at("evaluation")
-
-
-def replacing(old):
-    return lambda new: [(old, new)]
 
 
 MODULE_TRAINING = (

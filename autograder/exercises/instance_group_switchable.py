@@ -2,7 +2,18 @@
 
 import numpy as np
 
-from autograder.casework import ORDINARY, arriving, at, group, images, near
+from autograder.casework import (
+    ORDINARY,
+    arriving,
+    as_is,
+    at,
+    group,
+    images,
+    near,
+    over,
+    replacing,
+    summed,
+)
 from autograder.exercise import Criterion, Exercise
 from autograder.exercises.batchnorm_module import BatchNorm2d
 from autograder.values import numeric_gradient, take
@@ -422,24 +433,6 @@ def switch_condition(inputs):
 
 
 # Mistakes that every norm by mean and variance knows.
-
-
-def as_is(patches):
-    return patches
-
-
-def replacing(old):
-    return lambda new: [(old, new)]
-
-
-def over(axes, old, *texts):
-    """Means over other axes than the old ones."""
-    return [(text, text.replace(old, axes)) for text in texts]
-
-
-def summed(*texts, by):
-    """Sums over the same axes, divided by another count."""
-    return [(text, f"{text.replace('.mean(', '.sum(')} / {by}") for text in texts]
 
 
 def changed(next, new):

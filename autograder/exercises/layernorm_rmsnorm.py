@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograder.casework import ORDINARY, arriving, at, group, images, near
+from autograder.casework import ORDINARY, arriving, as_is, at, group, images, near, replacing
 from autograder.exercise import Criterion, Exercise
 from autograder.values import numeric_gradient, take
 
@@ -298,14 +298,6 @@ def spread(inputs):
 
 # Mistakes of the forward passes. LayerNorm's and RMSNorm's, in numpy and as modules, share tables:
 # a patch is of numpy's text, line by line, and the modules' is made from it.
-
-
-def replacing(old):
-    return lambda new: [(old, new)]
-
-
-def as_is(patches):
-    return patches
 
 
 def summed(text):

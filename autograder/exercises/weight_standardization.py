@@ -2,7 +2,17 @@
 
 import numpy as np
 
-from autograder.casework import ORDINARY, arriving, at, columns, group, images, near
+from autograder.casework import (
+    ORDINARY,
+    arriving,
+    as_is,
+    at,
+    columns,
+    group,
+    images,
+    near,
+    replacing,
+)
 from autograder.exercise import Criterion, Exercise
 from autograder.exercises.batchnorm_module import BatchNorm2d
 from autograder.values import numeric_gradient, take
@@ -385,15 +395,6 @@ VAR, OWN_VAR = f"{SQUARES}.mean(axis=axes, keepdims=True)", "W.var(axis=axes, ke
 STD, HAT, CACHE = "std = np.sqrt(var + eps)", "W_hat = (W - mean) / std", "cache = W_hat, std"
 KERNEL = "tuple(range(2, W.ndim))"
 filtering, linear, stability, form = at("convolution"), at("linear"), at("stability"), at("form")
-
-
-def replacing(*olds):
-    """Patches of these texts, from one new text for each (or one for the only text)."""
-    return lambda new: list(zip(olds, [new] if isinstance(new, str) else new, strict=True))
-
-
-def as_is(patches):
-    return patches
 
 
 def counting(count, *texts):
