@@ -4,7 +4,7 @@
 # **Goal.** Know to whom the scale of a feature matters, and why; take a mean over the right axes;
 # and measure a gradient so that you can trust it for the rest of the course.
 #
-# **Time** 90 minutes: 65 for the parts below, 25 for reading. **Difficulty** 1 of 5.
+# **Time** 100 minutes: 65 for the parts below, 35 for reading. **Difficulty** 1 of 5.
 #
 # **You need** Python, numpy arrays, and what a derivative is.
 #

@@ -4,7 +4,7 @@
 # **Goal.** Take BatchNorm to images, where you must first say what a sample is. Then build it as
 # a PyTorch module that trains, evaluates, saves and loads like the real one.
 #
-# **Time** 120 minutes: 95 for the parts below, 25 for reading. **Difficulty** 3 of 5.
+# **Time** 125 minutes: 95 for the parts below, 30 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lessons 02 and 03 (their functions are given below) and a little PyTorch: tensors,
 # autograd, `nn.Module`.

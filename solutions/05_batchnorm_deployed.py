@@ -4,7 +4,7 @@
 # **Goal.** Put a network with BatchNorm to work: make the layer disappear where it can, hold it
 # still where it must, and mend its averages when they are wrong.
 #
-# **Time** 100 minutes: 80 for the parts below, 20 for reading. **Difficulty** 3 of 5.
+# **Time** 120 minutes: 80 for the parts below, 40 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lesson 04's picture of the module (parameters, buffers, two modes) and PyTorch:
 # `nn.Module`, `nn.Conv2d`, a training loop.

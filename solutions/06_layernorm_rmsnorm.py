@@ -4,7 +4,7 @@
 # **Goal.** Normalize each token by itself, forward and backward, and know of every normalization
 # what it is blind to.
 #
-# **Time** 130 minutes: 100 for the parts below, 30 for reading. **Difficulty** 3 of 5.
+# **Time** 145 minutes: 100 for the parts below, 45 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lessons 02 and 03 (BatchNorm, whose forward pass is given below, and its backward
 # pass in one line) and, for the last two exercises, a little PyTorch.
@@ -358,9 +358,9 @@ for at in (0, 8, 12, 16):
 # - **BatchNorm without padding** stands still when only the padding changes, and for nothing else.
 # - PyTorch's LayerNorm has no buffers and one behaviour. `train()` and `eval()` make no
 #   difference, and yours agrees with it.
-# - **Right.** The variance is $\sigma^2/(\sigma^2+\epsilon)$: 1 as long as the token's own spread
-#   is well above $\sqrt{\epsilon}$ = 0.0032, one half there, and nothing below. "Variance 1" is
-#   true of ordinary tokens. A blank row of an image is none.
+# - **Right.** As in lesson 02 the variance is $\sigma^2/(\sigma^2+\epsilon)$: 1 as long as the
+#   token's own spread is well above $\sqrt{\epsilon}$ = 0.0032, one half there, and nothing below.
+#   "Variance 1" is true of ordinary tokens. A blank row of an image is none.
 #
 # ## The way back
 #

@@ -4,7 +4,7 @@
 # **Goal.** Normalize weights instead of activations, and know what happens to the gradient of
 # weights whose length does not matter.
 #
-# **Time** 110 minutes: 80 for the parts below, 30 for reading. **Difficulty** 3 of 5.
+# **Time** 120 minutes: 80 for the parts below, 40 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lesson 03 (the backward pass in one line, and its geometry) and a little PyTorch.
 # Lessons 04 and 07 help: kernels and channels, GroupNorm.
