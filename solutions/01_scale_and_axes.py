@@ -4,7 +4,7 @@
 # **Goal.** Know to whom the scale of a feature matters, and why; take a mean over the right axes;
 # and measure a gradient so that you can trust it for the rest of the course.
 #
-# **Time** 90 minutes: 65 for the parts below, 25 for reading. **Difficulty** 1 of 5.
+# **Time** 100 minutes: 65 for the parts below, 35 for reading. **Difficulty** 1 of 5.
 #
 # **You need** Python, numpy arrays, and what a derivative is.
 #
@@ -34,6 +34,8 @@
 #
 # Now and then we correct **the notes this course grew from**: two honest study notes, in Chinese,
 # which said some things loosely and a few things wrongly. You will find out which by experiment.
+#
+# Lessons 01 to 08 are here. Where we point to lesson 09 or a later one, that one is still to come.
 
 # %% kind="setup"
 import matplotlib.pyplot as plt
@@ -683,8 +685,9 @@ for label, rows in arms.items():
 # 2,000 steps of gradient descent in four ways: as measured, divided by `std` only, centred only,
 # and both. Each way has its own best of 21 learning rates.
 #
-# **Right figure: a penalty** $\frac{\lambda}{2}\lVert w\rVert^2$. All 30 features, 100 cells to
-# learn from, the rest to test, eight splits. Newton again, so speed plays no part.
+# **Right figure: a penalty** $\frac{\lambda}{2}\lVert w\rVert^2$ (this $\lambda$ is its strength
+# and no eigenvalue). All 30 features, 100 cells to learn from, the rest to test, eight splits.
+# Newton again, so speed plays no part.
 
 # %% kind="demo"
 cells, benign = load_breast_cancer(return_X_y=True)  # (569, 30); 1 where the tumour is benign

@@ -6,7 +6,7 @@
 #
 # **Time** 120 minutes: 90 for the parts below, 30 for reading. **Difficulty** 2 of 5.
 #
-# **You need** numpy's means and variances along an axis, and broadcasting.
+# **You need** lesson 01: means and variances over axes, broadcasting, standardizing.
 #
 # | part | points | minutes |
 # |---|---|---|
@@ -16,16 +16,14 @@
 # | `convert_momentum` | 5 | 5 |
 # | written question | 15 | 20 |
 #
-# `check("batchnorm_forward")` stands below each exercise and judges what you wrote;
-# `hint("batchnorm_forward")` gives one more rung of help each time you call it, and `progress()`
-# shows where you stand. The long code cells only draw figures: run them, no need to read them.
+# A `check` stands below each exercise and judges what you wrote; `hint("batchnorm_forward")` gives
+# one more rung of help each time you call it, and `progress()` shows where you stand.
 #
 # **Convention.** This notebook follows Stanford's CS231n: `momentum` weights the *old* running
-# average, and the running variance is the biased one. PyTorch does both the other way round.
-# Near the end you convert one into the other and compare with PyTorch itself.
+# average, and the running variance is the biased one. PyTorch does both the other way round. Near
+# the end you convert one into the other and compare with PyTorch itself.
 #
-# Now and then we correct **the notes this course grew from**: two honest study notes, in Chinese,
-# which said some things loosely and a few things wrongly. You will find out which by experiment.
+# *The notes* are the two study notes this course grew from (lesson 01).
 
 # %% kind="setup"
 import math
@@ -92,16 +90,16 @@ plt.show()
 # %% [markdown]
 # ### See: three columns, three means
 #
-# **Left.** Statistics run *down* a column. Three features make three means and three variances,
-# however many samples there are. No number is ever mixed with one from another column.
+# **Left.** Statistics run *down* a column, `axis=0`. Three features make three means and three
+# variances, however many samples there are. No number is ever mixed with one from another column.
 #
 # **Middle.** Features 0 and 1 of 200 samples, with the same unit along both axes. Feature 1
 # spreads 80 times as far, so feature 0 can hardly be seen.
 #
 # **Right.** Each column minus its own mean, over its own standard deviation. Neither dominates.
 #
-# Standardizing the data does this once, with the statistics of the training set. BatchNorm does
-# it *inside* the network, at every step, with the statistics of the current batch.
+# Standardizing the data (lesson 01) does this once, with the statistics of the training set.
+# BatchNorm does it *inside* the network, at every step, with the statistics of the current batch.
 #
 # ## The mathematics, with shapes
 #
@@ -141,8 +139,9 @@ plt.show()
 #
 # ### Two formulas for one variance
 #
-# On paper $\frac{1}{N}\sum(x-\mu)^2 = \frac{1}{N}\sum x^2 - \mu^2$. Which would you type? Run this
-# first: a feature of variance about 1 that sits further and further from zero.
+# On paper $\frac{1}{N}\sum(x-\mu)^2 = \frac{1}{N}\sum x^2 - \mu^2$. In lesson 01 we made you take
+# the first. What is wrong with the second? A feature of variance about 1 that sits further and
+# further from zero:
 
 # %% kind="demo"
 noise = np.random.default_rng(21).normal(size=1000)
@@ -514,17 +513,20 @@ print("test mode, running_var = 0, inputs 0 and 0.01:", told.ravel().round(3))
 # Variance 1 is the upper limit, reached when $\sigma^2 \gg \epsilon$. Where $\sigma^2=\epsilon$
 # (dotted) it is one half, and a feature with $\sigma = 10^{-3}$ keeps a variance of 1/11. So
 # $\epsilon$ does more than prevent a division by zero: it decides below which size a feature is
-# treated as noise and kept small. (LayerNorm has the same formula, so the same holds there.)
+# treated as noise and kept small. (LayerNorm has the same formula, so the same holds there: lesson
+# 06.)
 #
-# A constant feature comes out as `beta`. And a feature that never moved in training, a dead ReLU
-# say, has a running variance of 0: in test mode $\epsilon$ is then *all* that stands under the
-# root, and an input of 0.01 becomes 3.16. Finite, but loud.
+# A constant feature comes out as `beta`. And a feature that never moved in training has a running
+# variance of 0: a dead ReLU, say, whose inputs are negative for every sample. In test mode
+# $\epsilon$ is then *all* that stands under the root, and an input of 0.01 becomes 3.16. Finite,
+# but loud.
 #
 # ## Why gamma and beta?
 #
-# Take the sigmoid. The notes give two opinions about normalized inputs: in one place that they
-# keep out of the flat, saturated ends, in another that they *fall into* them. They cannot both
-# be right. Pre-activations from $N(3, 6^2)$, before and after your function:
+# The sigmoid once more. The notes give two opinions about normalized inputs: in one place that they
+# keep out of the flat, saturated ends, in another that they *fall into* them. They cannot both be
+# right, and lesson 01's numbers spoke for the first. But it left a question: can inputs be too
+# *tame*? Pre-activations from $N(3, 6^2)$, before and after your function:
 
 # %% kind="demo"
 sigmoid_rng = np.random.default_rng(26)
@@ -562,10 +564,8 @@ print(f"largest gap to the tangent within |z| < 1: {0.75 - sigmoid(1.0):.3f}")
 # %% [markdown]
 # ### See: the danger is the straight middle
 #
-# **Left.** Before: three quarters of the inputs lie beyond 2, where the curve is less than half
-# as steep as in the middle, and flatter with every step outwards. After: one in twenty, and the
-# mean slope is more than three times as large. So the first
-# opinion is right and the second is a slip.
+# **Left.** Before: three quarters of the inputs lie beyond 2. After: one in twenty, and the mean
+# slope is more than three times as large. So the first opinion is right and the second is a slip.
 #
 # **Right.** Two thirds of the normalized inputs now lie within 1 of zero, where the sigmoid
 # differs from a straight line by 0.019 at most. *This* is the worry of the paper (section 3):
@@ -761,7 +761,8 @@ print(bench(4).round(4))
 # %% [markdown]
 # ## Written question: two departures
 #
-# *15 points, graded by hand.*
+# *15 points, graded by hand.* (Working alone? In a checkout, `autograder solution
+# seed_running_code` shows a model answer.)
 #
 # For test mode the notes promise
 #
@@ -784,8 +785,6 @@ print(bench(4).round(4))
 #
 # In **two places** this code departs from those formulas. (That a moving average stands in for
 # $\mathbb{E}$ is not one of them: they say so.) For each of the two:
-#
-# (Working alone? In a checkout, `autograder solution seed_running_code` shows a model answer.)
 #
 # 1. Which line is it, and what should it be?
 # 2. What does it do to a network in test mode? When does it hurt, and when is it harmless?
@@ -865,7 +864,8 @@ print(bench(4).round(4))
 # - S. Ioffe, C. Szegedy, *Batch Normalization: Accelerating Deep Network Training by Reducing
 #   Internal Covariate Shift*, 2015, [arXiv 1502.03167](https://arxiv.org/abs/1502.03167):
 #   section 3, algorithms 1 and 2.
-# - PyTorch, [BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html):
+# - PyTorch,
+#   [BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html):
 #   momentum, biased and corrected variance. Users ask about it time and again: issues
 #   [#60528](https://github.com/pytorch/pytorch/issues/60528),
 #   [#77427](https://github.com/pytorch/pytorch/issues/77427).

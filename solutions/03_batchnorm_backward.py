@@ -6,8 +6,8 @@
 #
 # **Time** 150 minutes: 110 for the parts below, 40 for reading. **Difficulty** 4 of 5.
 #
-# **You need** lesson 02: `batchnorm_forward`; and the chain rule. How to check a gradient by
-# central differences is shown on the way.
+# **You need** lesson 02's `batchnorm_forward` and lesson 01's `numeric_grad` (both are given
+# below), and the chain rule.
 #
 # | part | points | minutes |
 # |---|---|---|
@@ -17,9 +17,8 @@
 # | `affine_bn_relu_backward` | 6 | 10 |
 # | written question | 15 | 25 |
 #
-# `check("batchnorm_backward")` stands below each exercise and judges what you wrote;
-# `hint("batchnorm_backward")` gives one more rung of help each time you call it, and `progress()`
-# shows where you stand.
+# A `check` stands below each exercise and judges what you wrote; `hint("batchnorm_backward")` gives
+# one more rung of help each time you call it, and `progress()` shows where you stand.
 #
 # **Convention.** As in lesson 02: the variance is the biased one, and $\epsilon$ stands inside the
 # root. For any array `a` of the forward pass, `da` is the gradient of the loss with respect to it,
@@ -36,12 +35,15 @@ plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False
 plt.rcParams.update({"axes.spines.right": False, "legend.frameon": False})
 
 # %% [markdown]
-# ## Given: the forward pass
+# ## Given: the forward pass, and a referee
 #
 # The forward pass of lesson 02. Its cache is `(x, x_hat, mean, var, gamma, eps)`. Run your own
-# below it if you like; then unpack in this lesson what *yours* puts into the cache.
+# below it if you like; then unpack in this lesson what *yours* puts into the cache. And lesson 01's
+# `numeric_grad(f, x, dout)`, which measures a gradient.
 
 # %% kind="given" name="batchnorm_forward"
+
+# %% kind="given" name="numeric_grad"
 
 
 # %% [markdown]
@@ -247,27 +249,13 @@ plt.show()
 #
 # ## A ladder to hold on to
 #
-# A gradient can be *measured*: nudge one entry up, then down, and divide the difference of the
-# loss by the distance. It is slow, and it needs no calculus. As loss take the sum of
-# `dout * out`, whose gradient at `out` is `dout`.
-#
-# And not only for `x`. To measure `dstd`, start the forward pass at `std`: nudge it, and let only
-# what comes after it follow. So every rung of your way back can be checked on its own. Here they
-# are for a tiny batch with eps = 1, chosen so that you can follow with pencil and paper: `std`
-# is 3 and 2.
+# Lesson 01's `numeric_grad` can measure `dx`. And not only `dx`! To measure `dstd`, start the
+# forward pass at `std`: nudge it, and let only what comes after it follow. So every rung of your
+# way back can be checked on its own. Here they are for a tiny batch with eps = 1, chosen so that
+# you can follow with pencil and paper: `std` is 3 and 2.
 
 
 # %% kind="demo"
-def slope(f, at, dout, step=1e-5):
-    """The gradient of sum(dout * f(at)) with respect to at, by central differences."""
-    gradient = np.zeros_like(at, dtype=float)
-    for place in np.ndindex(at.shape):
-        nudge = np.zeros_like(gradient)
-        nudge[place] = step
-        gradient[place] = (dout * (f(at + nudge) - f(at - nudge))).sum() / (2 * step)
-    return gradient
-
-
 tiny_x = np.array([[7.0, 0.0], [-1.0, 0.0], [3.0, 4.0], [3.0, 0.0]])
 tiny_gamma, tiny_beta, tiny_eps = np.array([3.0, 2.0]), np.array([1.0, -1.0]), 1.0
 tiny_dout = np.array([[1.0, 0.0], [0.0, 2.0], [2.0, 3.0], [-1.0, 1.0]])
@@ -298,14 +286,14 @@ tiny_mean, tiny_var = tiny_x.mean(axis=0), tiny_x.var(axis=0)
 tiny_std = np.sqrt(tiny_var + tiny_eps)
 tiny_hat = (tiny_x - tiny_mean) / tiny_std
 ladder = {
-    "dbeta": slope(lambda beta: tiny_gamma * tiny_hat + beta, tiny_beta, tiny_dout),
-    "dgamma": slope(lambda gamma: gamma * tiny_hat + tiny_beta, tiny_gamma, tiny_dout),
-    "dx_hat": slope(from_x_hat, tiny_hat, tiny_dout),
-    "dstd": slope(from_std, tiny_std, tiny_dout),
-    "dvar": slope(from_var, tiny_var, tiny_dout),
-    "dcentred": slope(from_centred, tiny_x - tiny_mean, tiny_dout),
-    "dmean": slope(from_mean, tiny_mean, tiny_dout),
-    "dx": slope(lambda x: from_centred(x - x.mean(axis=0)), tiny_x, tiny_dout),
+    "dbeta": numeric_grad(lambda beta: tiny_gamma * tiny_hat + beta, tiny_beta, tiny_dout),
+    "dgamma": numeric_grad(lambda gamma: gamma * tiny_hat + tiny_beta, tiny_gamma, tiny_dout),
+    "dx_hat": numeric_grad(from_x_hat, tiny_hat, tiny_dout),
+    "dstd": numeric_grad(from_std, tiny_std, tiny_dout),
+    "dvar": numeric_grad(from_var, tiny_var, tiny_dout),
+    "dcentred": numeric_grad(from_centred, tiny_x - tiny_mean, tiny_dout),
+    "dmean": numeric_grad(from_mean, tiny_mean, tiny_dout),
+    "dx": numeric_grad(lambda x: from_centred(x - x.mean(axis=0)), tiny_x, tiny_dout),
 }
 for name, measured in ladder.items():
     rows = str(measured.round(4) + 0.0).replace("\n", "\n" + " " * 18)
@@ -385,9 +373,9 @@ def part_out(x, mean, var):
 
 
 parts = (
-    slope(lambda x: part_out(x, part_mean, part_var), part_x, part_dout),
-    slope(lambda x: part_out(part_x, x.mean(axis=0), part_var), part_x, part_dout),
-    slope(lambda x: part_out(part_x, part_mean, x.var(axis=0)), part_x, part_dout),
+    numeric_grad(lambda x: part_out(x, part_mean, part_var), part_x, part_dout),
+    numeric_grad(lambda x: part_out(part_x, x.mean(axis=0), part_var), part_x, part_dout),
+    numeric_grad(lambda x: part_out(part_x, part_mean, x.var(axis=0)), part_x, part_dout),
 )
 part_setting = {"mode": "train", "eps": part_eps}
 _, part_cache = batchnorm_forward(part_x, part_gamma, part_beta, part_setting)
@@ -432,9 +420,9 @@ print("   all " + " ".join(f"{n + 0:8.4f}" for n in total[:3]), " " * 8, f"{tota
 #
 # ## A test that cannot fail
 #
-# You want to be sure of your backward pass, so you compare it with central differences. You need
-# some loss. The handiest are `out.sum()`, that is, a `dout` of ones, and `(out**2).sum()`, that
-# is, `dout = 2 * out`.
+# You want to be sure of your backward pass, so you compare it with `numeric_grad`. Lesson 01 warned
+# you of a `dout` of ones, that is, of `out.sum()` as the loss. Would `(out**2).sum()` do, that is,
+# `dout = 2 * out`?
 #
 # Four suspects stand beside yours: one returns zeros, one forgets gamma, one forgets the
 # variance's path, one treats both statistics as constants. Which loss finds whom? Guess, then
@@ -473,7 +461,7 @@ losses = {
 print(f"{'dout':30s}" + "  ".join(f"{name:>14s}" for name in losses))
 errors = {}
 for incoming in losses.values():
-    truth = slope(suspect_forward, suspect_x, incoming)
+    truth = numeric_grad(suspect_forward, suspect_x, incoming)
     errors.setdefault("(the largest |dx|)", []).append(np.abs(truth).max())
     for who, claimed in suspects(incoming).items():
         errors.setdefault(who, []).append(np.abs(claimed - truth).max())
@@ -498,8 +486,8 @@ for who, row in errors.items():
 # was right, found the reason some months later and put a warning into its guide; one of its new
 # tests then took the sum of squares (Odyssey, issue #3282 and pull request #3662).
 #
-# A random `dout` finds all four. **Never test a normalization layer with a constant `dout`.** And
-# whenever a gradient check passes, look how large the gradient was.
+# A random `dout` finds all four, as in lesson 01's recipe. **Never test a normalization layer with
+# a constant `dout`**, nor with its own output; and look how large the gradient was.
 #
 # ## One line
 #
@@ -600,7 +588,7 @@ for k in (0, 2, 5, 7, 9, 12):
 # any more.
 #
 # (For LayerNorm the notes report that the gradients of mean and variance re-centre and re-scale
-# the gradient. It is this projection, along a row. Lesson 13 measures it.)
+# the gradient. It is this projection, along a row. Lesson 06 measures it.)
 #
 # ## Your turn: batchnorm_backward_alt
 #
@@ -1095,7 +1083,7 @@ for which, results in trained.items():
 # ## A bench for the written question
 #
 # Two ways to write a variance as a function of `x` *and* of `mean`, as if the two could be moved
-# one at a time. `slope` from above measures what each does when you do. Add cells as you like.
+# one at a time. `numeric_grad` measures what each does when you do. Add cells as you like.
 
 # %% kind="demo"
 bench_rng = np.random.default_rng(36)
@@ -1117,7 +1105,8 @@ print("by squares   ", by_squares(bench_x, bench_mean))
 # %% [markdown]
 # ## Written question: the silent path
 #
-# *15 points, graded by hand.*
+# *15 points, graded by hand.* (Working alone? In a checkout, `autograder solution silent_path`
+# shows a model answer.)
 #
 # Four paths lead back from `x_hat` to `x` in the graph. One of them contributes nothing, whatever
 # `x` and `dout` are.

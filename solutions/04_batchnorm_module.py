@@ -4,7 +4,7 @@
 # **Goal.** Take BatchNorm to images, where you must first say what a sample is. Then build it as
 # a PyTorch module that trains, evaluates, saves and loads like the real one.
 #
-# **Time** 120 minutes: 95 for the parts below, 25 for reading. **Difficulty** 3 of 5.
+# **Time** 125 minutes: 95 for the parts below, 30 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lessons 02 and 03 (their functions are given below) and a little PyTorch: tensors,
 # autograd, `nn.Module`.
@@ -15,6 +15,9 @@
 # | `spatial_batchnorm_backward` | 18 | 15 |
 # | `BatchNorm2d` | 45 | 40 |
 # | written question | 15 | 20 |
+#
+# A `check` stands below each exercise and judges what you wrote; `hint("BatchNorm2d")` gives one
+# more rung of help each time you call it, and `progress()` shows where you stand.
 #
 # **Two conventions.** The numpy functions keep lesson 02's: `momentum` weights the *old* average,
 # and the running variance is biased. The module keeps PyTorch's. A table before the module sets
@@ -45,7 +48,8 @@ plt.rcParams.update({"axes.spines.right": False, "legend.frameon": False})
 # took one mean per column.
 #
 # Now the batch holds images. `x` has four axes: N images, C channels, H rows and W columns of
-# pixels. There is no table any more, so **what is a sample here, and what is a feature?**
+# pixels. There is no table any more, so **what is a sample here, and what is a feature?** (Lesson
+# 01 named BatchNorm's axes, (0, 2, 3). It did not say why.)
 #
 # One answer: an image is a sample, so each pixel of each channel is a feature. Another: each
 # *pixel* is a sample, and its channels are the features. Both turn the images into a table, and
@@ -97,8 +101,8 @@ plt.show()
 # from lesson 02 what a batch of two does: every output is +1 or −1.
 #
 # **Right.** A mean for each channel: 3 of them, each shared by 40 numbers, from every place in
-# every image. This is BatchNorm for images (Ioffe and Szegedy 2015, section 3.2; the notes say
-# the same), and "batch size" now means N·H·W.
+# every image. This is BatchNorm for images (Ioffe and Szegedy 2015, section 3.2; the notes this
+# course grew from say the same), and "batch size" now means N·H·W.
 #
 # A mean of many numbers is steadier than a mean of two. But if that were all, one mean for all
 # 120 would be better still. So why stop at the channel?
@@ -155,9 +159,9 @@ for name, axes in (("one mean a channel", (0, 2, 3)), ("one mean a place  ", (0,
 # %% [markdown]
 # ### See: a channel is one kernel's answers
 #
-# - The kernels have the shape (8, 3, 3, 3): eight kernels for eight *output* channels. Each
-#   kernel spans all three input channels, so it is a little block of 3 × 3 × 3. "As many kernels
-#   as channels" holds for what goes out.
+# - The kernels have the shape (8, 3, 3, 3): eight kernels for eight *output* channels. Each kernel
+#   spans all three input channels, so it is a little block of 3 × 3 × 3 (in lesson 08 such a block
+#   is called a filter). "As many kernels as channels" holds for what goes out.
 # - Change one kernel and one output channel changes. Change one input channel and all eight do.
 # - Shift an image. With a mean for each channel its output shifts along, and nobody else notices:
 #   the same 256 numbers are averaged, in another order. With a mean for each place its output
@@ -302,7 +306,8 @@ def spatial_batchnorm_forward(x, gamma, beta, bn_param):
 # out as $\frac{n-1}{n}\sigma^2$ on average, *for independent samples*, and left you with a line
 # about twins. Neighbouring pixels are more than a little alike.
 #
-# In general, with $\rho_{ab}$ for the correlation of entries $a$ and $b$ of a channel,
+# In general, with $\rho_{ab}$ for the correlation of entries $a$ and $b$ of a channel (not lesson
+# 02's momentum),
 #
 # $$\mathbb{E}[\sigma_B^2] = \sigma^2 - \mathrm{Var}[\mu_B] = \sigma^2 (1-\bar\rho), \qquad
 # \bar\rho = \frac{1}{n^2}\sum_{a,b}\rho_{ab}$$
@@ -502,7 +507,7 @@ for name, mine, their in zip(("dx", "dgamma", "dbeta"), yours, theirs, strict=Tr
 #   `None`, a buffer is a name without a tensor.
 # - **Settings**: plain attributes, like `eps`.
 # - **The mode**: `model.train()` and `model.eval()` set `self.training` in every module inside.
-#   Nothing else sets it.
+#   Nothing else sets it. (What lesson 02 calls test mode is *evaluation* in PyTorch.)
 #
 # Why the running averages are not parameters, and why a plain attribute will not do, is the
 # written question. Keep it in mind while you type.
@@ -766,7 +771,8 @@ plt.show()
 # The notes say that BatchNorm makes a network less sensitive to how it is initialized. We test it
 # with a small convnet on scikit-learn's 8×8 digits: three convolutions, each followed by a ReLU,
 # and a linear readout. One arm has your `BatchNorm2d` after each convolution, the other has none.
-# All convolutions start at He's initialization *times a scale*, anything from 0.00000001 to 10.
+# All convolutions start at He's initialization (random weights of variance $2/n$, where each output
+# is a sum over $n$ inputs) *times a scale*, anything from 0.00000001 to 10.
 #
 # Every scale is tried with the same five learning rates and three seeds, in both arms. That makes
 # 135 networks an arm. They are trained **side by side, as groups of channels of one network**: a
@@ -1015,7 +1021,8 @@ print("2048 + 1 in float16:", (torch.tensor(2048.0, dtype=torch.float16) + 1).it
 # %% [markdown]
 # ## Written question: why buffers?
 #
-# *15 points, graded by hand.*
+# *15 points, graded by hand.* (Working alone? In a checkout, `autograder solution why_buffers`
+# shows a model answer.)
 #
 # Three tensors of a BatchNorm layer are neither learned nor mere settings: `running_mean`,
 # `running_var` and `num_batches_tracked`.
@@ -1109,9 +1116,10 @@ print("2048 + 1 in float16:", (torch.tensor(2048.0, dtype=torch.float16) + 1).it
 # - S. Ioffe, C. Szegedy, *Batch Normalization: Accelerating Deep Network Training by Reducing
 #   Internal Covariate Shift*, 2015, [arXiv 1502.03167](https://arxiv.org/abs/1502.03167):
 #   section 3.2, one mean a channel.
-# - PyTorch, [BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html):
-#   biased and unbiased variance, `momentum=None`, `track_running_stats`. Its module is the oracle
-#   here. How `num_batches_tracked` came in: pull request
+# - PyTorch,
+#   [BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html): biased
+#   and unbiased variance, `momentum=None`, `track_running_stats`. Its module is the oracle here.
+#   How `num_batches_tracked` came in: pull request
 #   [#6445](https://github.com/pytorch/pytorch/pull/6445).
 # - Checkpoints without the averages are an old trap:
 #   [torch/nn #1165](https://github.com/torch/nn/issues/1165), from the days of Lua.

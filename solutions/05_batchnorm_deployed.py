@@ -4,7 +4,7 @@
 # **Goal.** Put a network with BatchNorm to work: make the layer disappear where it can, hold it
 # still where it must, and mend its averages when they are wrong.
 #
-# **Time** 100 minutes: 80 for the parts below, 20 for reading. **Difficulty** 3 of 5.
+# **Time** 120 minutes: 80 for the parts below, 40 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lesson 04's picture of the module (parameters, buffers, two modes) and PyTorch:
 # `nn.Module`, `nn.Conv2d`, a training loop.
@@ -16,6 +16,9 @@
 # | `freeze_bn` | 15 | 10 |
 # | `precise_bn` | 25 | 20 |
 # | written question | 20 | 20 |
+#
+# A `check` stands below each exercise and judges what you wrote; `hint("fold_conv_bn")` gives one
+# more rung of help each time you call it, and `progress()` shows where you stand.
 #
 # **Whose layer?** In this lesson PyTorch's own `nn.BatchNorm2d` does the normalizing. You built it
 # in lesson 04; here you handle it. Its conventions hold: `momentum` weights the new value, the
@@ -51,7 +54,8 @@ plt.rcParams.update({"axes.spines.right": False, "legend.frameon": False})
 #
 # First we need a network to work with: three convolutions with BatchNorm and ReLU, a linear
 # readout, scikit-learn's 8×8 digits. 1,000 images to train on, 797 to test with; three seeds, each
-# trained for 200 steps of SGD with batches of 64.
+# trained for 200 steps of SGD with batches of 64. (SGD has a `momentum`, too: it averages
+# gradients, and has nothing to do with BatchNorm's.)
 #
 # Then a common mistake: someone forgets `eval()`. 400 of the test images come in batches of 1 to
 # 64, once in random order and once sorted by digit, so that neighbours are alike. How bad can it
@@ -157,17 +161,20 @@ plt.show()
 # %% [markdown]
 # ### See: it depends on the company
 #
+# In single precision processors round differently, so your numbers may differ a little from ours.
+#
 # - **Random order.** With batches of 64 or 16 nothing much happens. With 4 two points are lost, and
 #   a single image comes out at 0.87 to 0.91: its pixels alone make up the statistics.
 # - **Sorted by digit.** The same weights, the same images, another *order*: 0.74 to 0.79 with
 #   batches of 4 and 16. A batch of sevens is normalized by sevens, so part of what makes a seven a
-#   seven is subtracted. A batch of 64 holds two or three digits, and it gets better.
+#   seven is subtracted: lesson 01's broken ruler. A batch of 64 holds two or three digits, and it
+#   gets better.
 #
 # Each of those passes also wrote into the diary. (The cell worked on copies.) A test that leaves
 # `train()` on thus changes the network that it tests.
 #
-# (That small test batches give biased statistics, as the notes have it, is only half of the matter:
-# lesson 02 took it apart.)
+# (That small test batches give biased statistics, as the notes this course grew from have it, is
+# only half of the matter: lesson 02 took it apart.)
 #
 # So call `eval()`. What does the network compute then?
 #
@@ -220,7 +227,7 @@ print(f"slopes in evaluation from {min(slopes[8:]):.2f} to {max(slopes[8:]):.2f}
 # | $W$, `conv.weight` | (C, C_in/groups, kH, kW) | one kernel for each *output* channel |
 # | $b$, `conv.bias` | (C,), or missing | |
 # | $\mu^{\mathrm{run}}$, $v^{\mathrm{run}}$, $\gamma$, $\beta$ | (C,) | BatchNorm's |
-# | $s$ | (C,) | the slope of each channel's line |
+# | $s$ | (C,) | the slope of each channel's line (in lesson 03 $s$ was the root below it) |
 # | $W'$, $b'$ | as $W$, (C,) | the folded convolution |
 #
 # In evaluation BatchNorm computes for each channel $c$, with the slope
@@ -542,10 +549,11 @@ for name, rate in (("SGD", 0.1), ("Adam", 0.003)):
 # ## Hold still
 #
 # Next case. You take a trained network and go on training it on a task of your own, on large
-# images, of which one or two fit into memory. A batch of one or two makes poor statistics, and
-# the diary from the first training was a good one. So people *freeze* BatchNorm: it goes on
-# working as in evaluation, while the rest of the network learns. Detection networks often do;
-# detectron2 and torchvision have a layer of their own for it, `FrozenBatchNorm2d`.
+# images, of which one or two fit into memory. They have many pixels, but alike ones (lesson 04), so
+# a batch of one or two makes poor statistics; and the diary from the first training was a good one.
+# So people *freeze* BatchNorm: it goes on working as in evaluation, while the rest of the network
+# learns. Detection networks often do; detectron2 and torchvision have a layer of their own for it,
+# `FrozenBatchNorm2d`.
 #
 # Four things can move in a BatchNorm layer: which statistics normalize, the diary, `weight`, and
 # `bias`. PyTorch has two switches, `requires_grad` and the mode. Which switch stops what?
@@ -695,7 +703,8 @@ plt.show()
 # %% [markdown]
 # ### See: better with one image, and no longer a brake
 #
-# **Batches of one.** At the best rate of each arm (0.01) frozen leads, 0.890 to 0.870. Two points
+# **Batches of one.** One image still gives 64, 16 and 4 numbers for a mean, in the three layers. At
+# the best rate of each arm (0.01) frozen leads, 0.890 to 0.870. Two points
 # are no more than the seeds differ; with eight seeds we got 0.894 and 0.866, with a standard
 # deviation of 0.025 in each arm. So: a small advantage, probably. With batches of *two* images it
 # was gone (0.912 and 0.920).
@@ -730,7 +739,9 @@ plt.show()
 # \sigma^2 = \frac{1}{n}\sum_k \sum_{i=1}^{n_k} (x_{ki}-\mu)^2, \qquad n = \sum_k n_k$$
 #
 # Note what it is not: neither the average of the batches' means (batches may differ in size), nor
-# the average of their variances (that misses how much the *means* differ).
+# the average of their variances (that misses how much the *means* differ). For batches of
+# independent samples lesson 02's factor $m/(m-1)$ makes up for the latter; this variance is right
+# for any.
 #
 # ## Your turn: precise_bn
 #
@@ -1218,7 +1229,8 @@ for p in (0.0, 0.5, [0.4, 0.5, 0.6]):
 # %% [markdown]
 # ## Written question: zero padding
 #
-# *20 points, graded by hand.*
+# *20 points, graded by hand.* (Working alone? In a checkout, `autograder solution zero_padding`
+# shows a model answer.)
 #
 # A network has BatchNorm, then at once a convolution that pads with zeros. A colleague has folded
 # the two by `fold_bn_conv`, and wonders about the frames. Explain it to them.

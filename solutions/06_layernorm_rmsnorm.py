@@ -4,10 +4,10 @@
 # **Goal.** Normalize each token by itself, forward and backward, and know of every normalization
 # what it is blind to.
 #
-# **Time** 130 minutes: 100 for the parts below, 30 for reading. **Difficulty** 3 of 5.
+# **Time** 145 minutes: 100 for the parts below, 45 for reading. **Difficulty** 3 of 5.
 #
-# **You need** lessons 02 and 03 (BatchNorm, and its backward pass in one line) and, for the last
-# two parts, a little PyTorch.
+# **You need** lessons 02 and 03 (BatchNorm, whose forward pass is given below, and its backward
+# pass in one line) and, for the last two exercises, a little PyTorch.
 #
 # | part | points | minutes |
 # |---|---|---|
@@ -242,7 +242,7 @@ plt.show()
 # - The features are the *last* axis, whatever stands before it. Which axis number says that for
 #   (N, D) and (B, T, D) alike?
 # - `mean` must line up with `x` again. (N,) against (N, D) is an error, or, when N = D, no error
-#   and a wrong result. `keepdims=True` is for this.
+#   and a wrong result (lesson 01's square table). `keepdims=True` is for this.
 # - Biased variance, $\epsilon$ inside the root, new arrays: as before.
 # - The cache is yours: put into it what you want to have on the way back.
 
@@ -358,9 +358,9 @@ for at in (0, 8, 12, 16):
 # - **BatchNorm without padding** stands still when only the padding changes, and for nothing else.
 # - PyTorch's LayerNorm has no buffers and one behaviour. `train()` and `eval()` make no
 #   difference, and yours agrees with it.
-# - **Right.** The variance is $\sigma^2/(\sigma^2+\epsilon)$: 1 as long as the token's own spread
-#   is well above $\sqrt{\epsilon}$ = 0.0032, one half there, and nothing below. "Variance 1" is
-#   true of ordinary tokens. A blank row of an image is none.
+# - **Right.** As in lesson 02 the variance is $\sigma^2/(\sigma^2+\epsilon)$: 1 as long as the
+#   token's own spread is well above $\sqrt{\epsilon}$ = 0.0032, one half there, and nothing below.
+#   "Variance 1" is true of ordinary tokens. A blank row of an image is none.
 #
 # ## The way back
 #
@@ -391,7 +391,7 @@ for at in (0, 8, 12, 16):
 #
 # - `dout` may have two axes or more. `tuple(range(dout.ndim - 1))` lists all but the last.
 # - Test with `gamma` that differ, more than one token, and $\epsilon = 0.1$. And never with a
-#   constant `dout` (lesson 03): the true gradient may then be next to nothing.
+#   constant `dout` (lessons 01 and 03): the true gradient may then be next to nothing.
 
 
 # %% kind="exercise" name="layernorm_backward"
@@ -515,11 +515,12 @@ for name, mine, their in zip(
 #
 # ## Images: two layers of one name
 #
-# An image has C channels at each of H·W pixels. Over what is "the layer" normalized? The figure in
-# the GroupNorm paper (Wu and He 2018), PyTorch's example and the notes say: over C, H and W, all
-# the numbers of an image. Vision transformers and ConvNeXt say: over C, each pixel for itself.
-# ConvNeXt's authors were asked which is right, and answered that the LayerNorm paper, which has no
-# images with axes for height and width, does not say (issue #19).
+# An image has C channels at each of H·W pixels. Over what is "the layer" normalized? Lesson 01
+# listed two answers under the name of LayerNorm. The figure in the GroupNorm paper (Wu and He
+# 2018), PyTorch's example and the notes say: over C, H and W, all the numbers of an image. Vision
+# transformers and ConvNeXt say: over C, each pixel for itself. ConvNeXt's authors were asked which
+# is right, and answered that the LayerNorm paper, which has no images with axes for height and
+# width, does not say (issue #19).
 #
 # Which of the two is your `layernorm_forward`, and what is a token then?
 
@@ -899,6 +900,7 @@ plt.show()
 # `x.std()` and add $\epsilon$ to *it*. The pattern is old and widespread: it stands in the
 # Annotated Transformer (pull request #119 and issue #122 ask about it), and BERT-pytorch took it
 # over from there (issue #30). Do these lines compute the formula printed above them?
+# (H is the notes' hidden size, our D.)
 #
 # Three questions to guess at: what does `std()` divide by? What does $\epsilon$ weigh outside the
 # root, compared with inside? And for which tokens does anyone notice?
@@ -1099,7 +1101,8 @@ class RepairedLayerNorm(nn.Module):
 # ## Your turn: RMSNorm
 #
 # *10 points.* The same care, with less to compute. One parameter, `weight`, and $\epsilon$ inside
-# the root.
+# the root. (Its default is 1e-6 here, while your `rmsnorm_forward` had 1e-5. Defaults differ from
+# code to code: pass the one you mean.)
 
 
 # %% kind="exercise" name="RMSNorm"
@@ -1283,7 +1286,8 @@ for name, theirs in papers.items():
 # whatever goes wrong with it has gone wrong in *training*. 400 images choose each arm's rate, 397
 # others are the test.
 #
-# Write down your guess: who wins at a batch of 2, who at 32?
+# Write down your guess: who wins at a batch of 2, who at 32? (Count first: how many numbers make
+# one of BatchNorm's means, and how many one of LayerNorm's?)
 
 # %% kind="demo"
 from functools import partial
@@ -1378,7 +1382,8 @@ plt.show()
 #
 # In single precision processors round differently, so your numbers may differ a little from ours.
 #
-# - **Batches of 2.** BatchNorm learns next to nothing (0.22): it sees +1 and −1, as in lesson 02.
+# - **Batches of 2.** BatchNorm learns next to nothing (0.22): two numbers make a mean, and it sees
+#   +1 and −1, as in lesson 02. LayerNorm's means are those of 32 features, whatever the batch.
 #   LayerNorm, RMSNorm and no norm at all reach 0.63 to 0.68, the same within the spread.
 # - **Batches of 4.** BatchNorm is last, LayerNorm 0.05 ahead, which is about the spread. In three
 #   repetitions with other random numbers BatchNorm was last as well, 0.07 to 0.11 behind LayerNorm.
@@ -1393,14 +1398,17 @@ plt.show()
 #   and 0.93, and no norm at 0.94.
 # - LayerNorm and RMSNorm cannot be told apart here.
 #
-# It is a small network, fully connected, on easy images. It shows what does not depend on size:
-# LayerNorm does not care how many images come along. That LayerNorm *stabilizes* training is
-# reported for larger and recurrent networks (Ba et al. 2016), and lesson 13 looks at Transformers.
+# It is a small network, fully connected, on easy images. Fully connected: so the batch is all that
+# BatchNorm's means are made of. In a convnet pixels are averaged as well: lessons 07 and 08 will
+# find that it is not the number of images that counts, but how many independent numbers make a
+# mean. What does not depend on size: LayerNorm does not care how many images come along. That
+# LayerNorm *stabilizes* training is reported for larger and recurrent networks (Ba et al. 2016),
+# and lesson 13 looks at Transformers.
 #
 # ## Written question: who is invariant?
 #
-# *20 points, graded by hand.* (Working alone? In a checkout,
-# `autograder solution who_is_invariant` shows a model answer.)
+# *20 points, graded by hand.* (Working alone? In a checkout, `autograder solution who_is_invariant`
+# shows a model answer.)
 #
 # The picture with the ticks has told you *what*. Now say *why*. A layer computes `a = x @ W`, and
 # then one of three norms over `a`, each without `gamma` and `beta`: BatchNorm in training mode

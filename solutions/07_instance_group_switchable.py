@@ -145,7 +145,7 @@ for name, out in (("in", album), ("BatchNorm", bn(album)), ("LayerNorm", ln(albu
 #
 # ### Picture: which entries share a mean
 #
-# Wu and He drew it in 2018, and their cubes are everywhere now. We draw our own. The cube holds a
+# Wu and He drew it as cubes in 2018. We draw our own. The cube holds a
 # batch of N = 4 images with C = 6 channels of H · W = 4 pixels, a layer an image. The blue entries
 # share one mean with the entry at the front's upper right corner. Before you run: InstanceNorm
 # gives each channel of each image its own mean, GroupNorm does so for each group of C/G
@@ -247,7 +247,8 @@ plt.show()
 #
 # - Which two indices does the mean keep? Average over the other two.
 # - `gamma` and `beta` have the shape (C,), and against (N, C, H, W) numpy lines up from the right:
-#   (C,) would meet W. If C and W differ you get an error, if they are equal a wrong result.
+#   (C,) would meet W. If C and W differ you get an error, if they are equal a wrong result (lesson
+#   01's square table).
 # - Variances subtract the mean first, and the inputs stay as they are.
 
 
@@ -603,9 +604,9 @@ for name, norm in norms.items():
 #
 # ## One reduction, many norms
 #
-# You have written four norms for images by now, with transposes, tables and groups. All of them are
-# three lines: look at the array in some shape, standardize over some axes, go back to the old
-# shape.
+# You have written four norms for images by now, with transposes, tables and groups. As lesson 01's
+# list foretold, all of them are three lines: look at the array in some shape, standardize over some
+# axes, go back to the old shape.
 
 # %% kind="demo"
 
@@ -1153,10 +1154,11 @@ plt.show()
 #   not enter.
 # - In lesson 06 BatchNorm collapsed with batches of 2, was last with 4 and first with 8: there the
 #   batch was all it had, n = 2, 4, 8. Here a batch of 2 means n = 8. Both lessons agree if you
-#   count the *numbers in a mean*: four or fewer hurt, eight do not yet. That holds for these two
-#   small networks. ResNet-50 has at least 98 at a batch of 2 (its last maps are 7 × 7) and suffers
-#   all the same; but its neighbouring pixels are alike, it is fifty layers deep, and it is trained
-#   for far longer. Our digits cannot tell which of these matters.
+#   count the *numbers in a mean*: four or fewer hurt, eight do not yet. (What counts are
+#   independent ones, and pixels are not quite that: lesson 04.) It holds for these two small
+#   networks. ResNet-50 has at least 98 at a batch of 2 (its last maps are 7 × 7) and suffers all
+#   the same; but its neighbouring pixels are alike, it is fifty layers deep, and it is trained for
+#   far longer. Our digits cannot tell which of these matters.
 # - Compare within a panel only. All arms saw 150 batches, so with 16 images they saw eight times as
 #   many as with 2; that is why everybody is better on the right.
 # - "GroupNorm does not depend on the batch size" is true of what it computes, and still it goes
@@ -1254,8 +1256,8 @@ print("nn.LayerNorm((6, 4, 5)):       ", [tuple(p.shape) for p in layer.paramete
 # %% [markdown]
 # ## Written question: the two ends of GroupNorm
 #
-# *15 points, graded by hand.* (Working alone? In a checkout, `autograder solution
-# group_norm_limits` shows a model answer.)
+# *15 points, graded by hand.* (Working alone? In a checkout,
+# `autograder solution group_norm_limits` shows a model answer.)
 #
 # PyTorch's documentation of `GroupNorm` calls the case of one group "equivalent with LayerNorm" and
 # the case of C groups "equivalent with InstanceNorm".
@@ -1341,8 +1343,8 @@ print("nn.LayerNorm((6, 4, 5)):       ", [tuple(p.shape) for p in layer.paramete
 # - GroupNorm: C/G *neighbouring* channels of an image, in the batch or alone. `gamma` has one
 #   number a channel, so on the way back it stays inside the group's means.
 # - The last step of every norm is the same three terms; `dgamma` is summed over all who used it.
-# - "Below 16" is one table's crossing. Count the numbers that share a mean (N·H·W, H·W, ...), and
-#   how alike they are.
+# - "Below 16" is one table's crossing. Ask how many independent numbers make a mean: count them
+#   (N·H·W, H·W, ...), and ask how alike they are.
 # - SN mixes three means and three variances, with a softmax each. The variances must be biased for
 #   the identity between them to hold.
 #

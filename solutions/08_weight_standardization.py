@@ -4,7 +4,7 @@
 # **Goal.** Normalize weights instead of activations, and know what happens to the gradient of
 # weights whose length does not matter.
 #
-# **Time** 110 minutes: 80 for the parts below, 30 for reading. **Difficulty** 3 of 5.
+# **Time** 120 minutes: 80 for the parts below, 40 for reading. **Difficulty** 3 of 5.
 #
 # **You need** lesson 03 (the backward pass in one line, and its geometry) and a little PyTorch.
 # Lessons 04 and 07 help: kernels and channels, GroupNorm.
@@ -21,7 +21,8 @@
 # gives one more rung of help each time you call it, and `progress()` shows where you stand.
 #
 # **Convention.** Weights lie as in PyTorch: (O, I) or (O, I, kH, kW), and the first axis counts the
-# outputs. (The affine layers of lessons 03 and 06 were (I, O).) The variance is the biased one and
+# outputs. (The affine layers of lessons 03 and 06 were (I, O); lesson 05 wrote C for O and C_in for
+# I.) The variance is the biased one and
 # $\epsilon$ stands inside the root.
 
 # %% kind="setup"
@@ -53,8 +54,8 @@ plt.rcParams.update({"axes.spines.right": False, "legend.frameon": False})
 #
 # A second question will come out of the first. Divide the weights by their own size, and their
 # size no longer matters. **What does the gradient do, when nothing depends on how long the weights
-# are?** BatchNorm has put nearly every convolution into this position for years, and the answer
-# decides how fast your network learns.
+# are?** A BatchNorm has put every convolution in front of it into this position all along, and the
+# answer decides how fast your network learns.
 #
 # ### Picture: which entries share a mean
 #
@@ -92,8 +93,8 @@ plt.show()
 # ### See: one filter, one mean
 #
 # Equal numbers share a mean. A *filter* is all the weights that make one output: a row on the left,
-# and on the right a stack of kernels, one for each input channel (lesson 04). Three outputs, three
-# means and three variances, whatever else the layer looks like.
+# and on the right a block that spans all input channels (lesson 04 called it a kernel). Three
+# outputs, three means and three variances, whatever else the layer looks like.
 #
 # There is no N in the picture. The statistics are ready before the first image arrives.
 #
@@ -120,7 +121,7 @@ plt.show()
 #
 # - All axes but the first. `tuple(range(1, W.ndim))` serves (O, I) and (O, I, kH, kW) alike, and
 #   `keepdims=True` lines `mean` up with `W` again.
-# - Not per kernel and not per input channel: the picture.
+# - Not for each input channel by itself: the picture.
 # - A new array. `W` itself is what will be trained.
 # - Subtract the mean, then square (lesson 02).
 
@@ -206,11 +207,11 @@ plt.show()
 #
 # **Left.** Independent inputs land on $\sqrt{n}$, and adding 3 to all of them changes nothing: a
 # filter whose weights sum to zero does not see what is added to all its inputs. Correlated inputs
-# come out half as large: on average over random filters it is $\sqrt{n(1-\rho)}$, and
-# $\rho = 0.75$. Their common part is filtered out, too. (Filters that have been trained are not
-# random, and neighbouring pixels are correlated: take $\sqrt{n}$ for an orientation.) And inputs
-# ten times as large make outputs ten times as large. **Nothing here has normalized the
-# activations.**
+# come out half as large: on average over random filters it is $\sqrt{n(1-\rho)}$, and the
+# correlation is $\rho = 0.75$. Their common part is filtered out, too. (Filters that have been
+# trained are not random, and neighbouring pixels are correlated: take $\sqrt{n}$ for an
+# orientation.) And inputs ten times as large make outputs ten times as large. **Nothing here has
+# normalized the activations.**
 #
 # **Right.** What standardizing does take away is the offset. The raw filters multiply the inputs'
 # mean, 3, by the sum of their weights, and end at 1535 for n = 1024. Yours stay at zero; what
@@ -646,12 +647,12 @@ plt.show()
 #   without, 0.918 with WS.
 # - **BatchNorm does not fail here.** It is level with the best. Each mean has 2·16 = 32 numbers in
 #   the first three layers and 2·4 = 8 in the last, not 2: pixels are samples, if dependent ones
-#   (lesson 04).
+#   (lesson 04). Lesson 07 saw the same with 8, and lesson 06 the failure with 2.
 #
 # So this small network shows something of what WS does for GroupNorm, and **not** the published
 # reason for it: on ImageNet BatchNorm with two images a GPU is 10.6 points behind GroupNorm (Wu and
 # He 2018), and that gap is what WS helps to close. Whether small batches hurt BatchNorm depends on
-# how many numbers, and how dependent ones, make a mean. Lesson 10 goes into it.
+# how many independent numbers make a mean. Lesson 10 goes into it.
 
 # %% [markdown]
 # ## BatchNorm had it all along
@@ -910,7 +911,8 @@ print(to_print(np.abs(cosine(*(m.numpy() for m in both))).max()))
 # - **WS** makes a right angle of its own for each filter, whatever comes behind.
 #
 # So a bias in front of a norm is useless (BatchNorm), or one more number in the vector whose length
-# does not matter (GroupNorm, LayerNorm), while `beta` does its work behind. People leave it out.
+# does not matter (GroupNorm, LayerNorm), while `beta` does its work behind.
+
 # %% [markdown]
 # ## How fast does it turn?
 #
@@ -1257,8 +1259,8 @@ for name, loss_of in losses.items():
 # %% [markdown]
 # ## Written question: repair the proof
 #
-# *20 points, graded by hand.* (Working alone? In a checkout,
-# `autograder solution repair_the_proof` shows a model answer.)
+# *20 points, graded by hand.* (Working alone? In a checkout, `autograder solution repair_the_proof`
+# shows a model answer.)
 #
 # The notes scale $W$ to $aW$, call mean and variance of $Wx$ $\mu_1, \sigma_1^2$ and those of $aWx$
 # $\mu_2 = a\mu_1$, $\sigma_2^2 = a^2\sigma_1^2$, leave $\epsilon$ out, and compute
@@ -1375,7 +1377,8 @@ for name, loss_of in losses.items():
 #   biases (GroupNorm), the whole matrix (LayerNorm).
 # - A right result does not make a proof. $1/a$ comes out of the frozen gradient as well.
 #
-# `progress()` shows what is left. Next: lesson 09, features that are correlated.
+# `progress()` shows what is left. You have come to the end of what is there. Next, and to come:
+# lesson 09, features that are correlated.
 #
 # ## Sources
 #
