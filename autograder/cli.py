@@ -89,7 +89,8 @@ def start(
         else:
             shutil.copyfile(course.notebooks / f"{lesson}.ipynb", target)
             say(f"written {target}")
-    say(f"next: autograder check {target}" if script else f"next: jupyter lab {folder}")
+    first = folder / f"{course.lessons[0]}.py"
+    say(f"next: autograder check {first}" if script else f"next: jupyter lab {folder}")
 
 
 @app.command()

@@ -65,6 +65,12 @@ def dry_runs(cases: Iterable[Case], exercises: Mapping[str, Exercise]) -> list[C
     return list(chosen.values())
 
 
+def that_ran(dry: Iterable[Case], outcomes: Mapping[str, Outcome]) -> list[Case]:
+    """The dry runs of cases that ran for real."""
+    ran = {case_id for case_id, outcome in outcomes.items() if outcome.failure is None}
+    return [case for case in dry if replace(case, device="cpu").id in ran]
+
+
 def advice(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """What the dry runs say about GPUs, in words of our own."""
     said = []

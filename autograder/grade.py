@@ -157,8 +157,8 @@ def grade_notebook(
                 sound[name] = exercise
             if name in this.pairs:
                 result = this.pairs[name].explained(result, outcomes)
-            dry = [done.outcomes[c.id] for c in this.dry_runs
-                   if c.exercise == name and c.id in done.outcomes]  # fmt: skip
+            sound_runs = devices.that_ran(_of(name, this.dry_runs), done.outcomes)
+            dry = [done.outcomes[c.id] for c in sound_runs if c.id in done.outcomes]
             notes = [devices.unchecked()] if name in this.without_gpu else []
             exercises.append(replace(result, notes=(*notes, *devices.advice(dry))))
         except Exception as error:  # ours, never the learner's

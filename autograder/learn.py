@@ -130,7 +130,8 @@ def check_object(
     with _quiet() as captured:
         for case in own:
             outcomes[case.id] = outcome_of(case, exercise, learners, uses)
-        advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in dry)
+        sound = devices.that_ran(dry, outcomes)  # advice on code that does not run is noise
+        advice = devices.advice(outcome_of(case, exercise, learners, uses) for case in sound)
     named = delegation.found_in_operations(outcomes, exercise)
     named = named or (exercise.forbidden and _in_source(learners, exercise)) or ""
     result = judge(exercise, own, outcomes, named)

@@ -997,7 +997,7 @@ print("1 - 1/H    " + "".join(f"{1 - 1 / width:18.4f}" for width in (4, 64, 512)
 # - **$\epsilon$ outside the root** is another $\epsilon$: it begins to matter at
 #   $\sigma=\epsilon$, inside at $\sigma=\sqrt{\epsilon}$. Between the two, 0.000001 and 0.001, the
 #   notes' class blows a nearly constant token up to full size and PyTorch's lets it be small
-#   (middle; and the triangles on the left: nine times as large, whatever H).
+#   (middle; and the triangles on the left: ten times as large, whatever H).
 # - **Backward** (right) is where it hurts. Both gradients grow as $1/\sigma$ until $\epsilon$
 #   stops them: at $1/\sqrt{\epsilon}$ inside the root, at $1/\epsilon$ outside. At a constant
 #   token, H = 4, equal $\epsilon=10^{-6}$: 750 against 750,000.
@@ -1102,7 +1102,7 @@ class RepairedLayerNorm(nn.Module):
 #
 # *10 points.* The same care, with less to compute. One parameter, `weight`, and $\epsilon$ inside
 # the root. (Its default is 1e-6 here, while your `rmsnorm_forward` had 1e-5. Defaults differ from
-# code to code: pass the one you mean.)
+# code to code: pass the one you mean.) `nn.RMSNorm` and `F.rms_norm` earn nothing here.
 
 
 # %% kind="exercise" name="RMSNorm"
@@ -1396,7 +1396,7 @@ plt.show()
 # - **Does LayerNorm lose what vision needs?** Not that we can see. Set `STEPS` to 2,000, and in our
 #   run BatchNorm and LayerNorm end at 0.985 and 0.980 with batches of 32; with batches of 2 at 0.27
 #   and 0.93, and no norm at 0.94.
-# - LayerNorm and RMSNorm cannot be told apart here.
+# - LayerNorm and RMSNorm cannot be told apart here, within the spread.
 #
 # It is a small network, fully connected, on easy images. Fully connected: so the batch is all that
 # BatchNorm's means are made of. In a convnet pixels are averaged as well: lessons 07 and 08 will

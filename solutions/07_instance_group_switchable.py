@@ -845,7 +845,8 @@ print(f" 256, 1e9 added to x: {(short_cut / truth).mean().item():.4g}, biased")
 # ### See: exact, if biased, and if the means are not too large
 #
 # - **Biased**, the identity is exact. **Unbiased**, each channel's variance is larger by n/(n−1)
-#   with $n$ = H·W, 3.4 % at 30, and nothing cancels it. At 1 × 1 it is 0/0.
+#   with $n$ = H·W, 3.4 % at 30, and nothing cancels it (the table shows the part that reaches
+#   LayerNorm's variance). At 1 × 1 it is 0/0.
 # - **Without the squares** the spread *between* channels is missing, and with it a good part of the
 #   variance; it can even become negative.
 # - The last line adds $10^9$, and not one digit survives: mean of squares minus square of the mean

@@ -383,6 +383,8 @@ for n in (9, 27, 144, 1152):
 #   `self.weight` to the output, for there lies the projection you have just derived.
 # - `torch.var` divides by n − 1 unless told otherwise. $\epsilon$ is `self.eps`.
 # - With `groups`, `self.weight` is (O, I / groups, kH, kW). Does anything change for a filter?
+# - Write the arithmetic: `F.batch_norm` or `F.layer_norm` on the weight, as some libraries do it,
+#   earns nothing here.
 
 
 # %% kind="exercise" name="StdConv2d"
