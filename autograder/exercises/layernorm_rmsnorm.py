@@ -239,12 +239,12 @@ def module_stability_cases(rng):
 def half_cases(rng):
     """float16 and bfloat16 are computed in float32: no square overflows, no eps turns 0.
 
-    Around 256, and around 2048 in float16, half precision has only every other whole number: means
-    and differences that are taken in it are wrong.
+    Around 256 bfloat16 has only every other whole number: means and differences that are taken in
+    it are wrong.
     """
     large = np.array([[300.0, -300.0, 600.0], [57344.0, -57344.0, 0.0]])
     zeros = batch(rng, (2, 4), (0, 0), (-2, 3), eps=1e-8, parameters="float32")
-    coarse = np.array([[256.0, 258.0, 260.0, 256.0], [2048.0, 2050.0, 2052.0, 2048.0]])
+    coarse = np.array([[256.0, 258.0, 260.0, 256.0]])
     return {
         "squares-overflow": plain(large, eps=1e-5),
         "eps-vanishes": zeros,
