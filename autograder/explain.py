@@ -284,6 +284,8 @@ def _next_for(failure: Failure, exercise: Exercise) -> str:
         return "Mend this line and run its cell: it defines nothing until then"
     if failure.type == "NotImplementedError":
         return f'Write this part, or start with hint("{exercise.name}")'
+    if failure.kind == "raised" and "NoneType" in failure.message:
+        return "Something is None here. Which of its parts may be missing?"
     if failure.kind == "raised":
         return "Call the function on this input yourself, and print the shapes before that line"
     if failure.kind == "timed out":

@@ -135,6 +135,7 @@ def run_probe(
         bases = [f"{kind.__module__}.{kind.__qualname__}" for kind in type.mro(learners)]
         operations += [f"is a {name}"[:80] for name in bases if name.startswith("torch.nn.mod")]
     fresh = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
+    left = _torch_modes()  # what a function leaves switched off must not spoil the next one's
     try:
         with _watched(operations, also.get("device"), watch):
             returned = probe(learners, **also, **fresh)
@@ -147,6 +148,19 @@ def run_probe(
         return {}, failure, operations
     except BaseException as error:
         return {}, described_exception(error), operations
+    finally:
+        _torch_modes(left)
+
+
+def _torch_modes(put_back: tuple[bool, Any] | None = None) -> tuple[bool, Any] | None:
+    """Whether torch records gradients, and its default dtype; or put these back."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "is_grad_enabled"):
+        return None
+    if put_back is not None:
+        torch.set_grad_enabled(put_back[0])
+        torch.set_default_dtype(put_back[1])
+    return torch.is_grad_enabled(), torch.get_default_dtype()
 
 
 def _watched(operations: list[str], device: str | None, watch: bool) -> Any:

@@ -6,7 +6,8 @@
 #
 # **Time** 100 minutes: 65 for the parts below, 35 for reading. **Difficulty** 1 of 5.
 #
-# **You need** Python, numpy arrays, and what a derivative is.
+# **You need** Python, numpy arrays, and what a derivative is. (For some of the reading, and for
+# the written question, it helps to have met eigenvalues and logistic regression.)
 #
 # | part | points | minutes |
 # |---|---|---|
@@ -363,7 +364,7 @@ def standardize_fit(X):
 
     X: (N, D), the training set. Returns mean (D,) and std (D,), the standard deviation with n in
     the denominator. A feature that has the same value in every row gets std 1, so that
-    standardizing makes it 0 and not nan. Beware: for a column of 0.1 numpy's std is 1e-17, not 0.
+    standardizing makes it 0 and not nan. Beware: for three rows of 0.1 numpy's std is 1e-17, not 0.
     """
     ### BEGIN SOLUTION
     mean = X.mean(axis=0)
@@ -1028,7 +1029,9 @@ def one_sided(f, x, dout, h):
 
 def relative_error(claimed, measured):
     """The largest difference, beside the largest entry of the two."""
-    return np.abs(claimed - measured).max() / max(np.abs(claimed).max(), np.abs(measured).max())
+    return np.abs(claimed - measured).max() / max(
+        np.abs(claimed).max(), np.abs(measured).max(), 1e-300
+    )
 
 
 def tanh_in_float32(x):
@@ -1078,7 +1081,7 @@ plt.show()
 # *worse*.
 #
 # The floor of the valley lies near $\sqrt{10^{-16}} = 10^{-8}$ one-sided and near
-# $\sqrt[3]{10^{-16}} \approx 5\cdot 10^{-6}$ for yours, almost three digits deeper. That is where
+# $\sqrt[3]{10^{-16}} \approx 5\cdot 10^{-6}$ for yours, two to three digits deeper. That is where
 # $h = 10^{-5}$ comes from. In float32 that step leaves an error of a thousandth, and a nudge of
 # $10^{-8}$ is not noticed at all. **Check gradients in float64.**
 #
@@ -1148,9 +1151,10 @@ for layer, name in ((softmax, "softmax"), (by_itself, "standardizing")):
 # less than one part in a billion. That is how a check should look: nothing in between.
 #
 # **Ones.** By the difference nearly everybody is right: twice the gradient, its negative, zeros.
-# By the relative error everybody is wrong, the right formula too! Both have one cause, in the
-# lines above: the gradient itself is *zero*, up to noise. A row of softmax has the sum 1, a
-# standardized column the sum 0, whatever `x` is; no nudge can change their total.
+# By the relative error everybody is wrong, the right formula too! (Only zeros may get away, if your
+# sums happen to cancel exactly.) Both have one cause, in the lines above: the gradient itself is
+# *zero*, up to noise. A row of softmax has the sum 1, a standardized column the sum 0, whatever `x`
+# is; no nudge can change their total.
 #
 # It happens. A user of Torch found that its BatchNorm failed a gradient check by 1.000000001736,
 # where 1e-8 was asked; the loss was the sum of the outputs (issue torch/nn#744). In lesson 03 you

@@ -476,7 +476,8 @@ plt.show()
 #
 # One line of arithmetic, and a few questions to ask yourself: does a bias change a variance? What
 # does a layer without a diary (`track_running_stats=False`) need? The layer that you were given
-# stays as it is: `copy.deepcopy` copies parameters, buffers and mode.
+# stays as it is: `copy.deepcopy` copies parameters, buffers and mode. And `b` may be a parameter;
+# what the new layer remembers must not need a gradient because of it.
 
 
 # %% kind="exercise" name="absorb_bias"
@@ -940,7 +941,7 @@ plt.show()
 # - **Training mode** (circles): 0.048, 0.017, 0.003 worse than evaluation with `precise_bn`. No
 #   diary is to blame here. With small batches training sees another network than evaluation, a
 #   noisier one, and no statistics make the two the same. Here evaluation is the better one. How
-#   training itself suffers from small batches is lesson 10.
+#   training itself suffers from small batches is for a later lesson.
 #
 # In short: at the default momentum this small network loses a few hundredths in the loss, while the
 # weights run. Disasters need a slower diary, or one of the accidents that come next.

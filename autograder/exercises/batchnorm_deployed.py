@@ -47,9 +47,9 @@ def fold(learner, conv_weight, running_mean, running_var, device, dtype, conv_bi
 
 
 def absorb(learner, x, b, running_mean, running_var, device, dtype, weight=None, bias=None,
-           mode="train", x_next=None, **settings):  # fmt: skip
+           mode="train", x_next=None, then="", b_is="", **settings):  # fmt: skip
     """The new layer's output on x = Wx in the mode it has; then it trains on x_next, if there is
-    one, and evaluates x again."""
+    one, and evaluates x again; or evaluates x at once (then="eval"). b may be a parameter."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -63,12 +63,20 @@ def absorb(learner, x, b, running_mean, running_var, device, dtype, weight=None,
             getattr(bn, name).copy_(torch.tensor(value))
     bn.train(mode == "train")
     shift = torch.tensor(b).to(device, kind)
+    if b_is == "parameter":
+        shift = torch.nn.Parameter(shift)
     new = learner(shift, bn)
     found = {f"bn_{name}_after": getattr(bn, name).clone() for name in given}
     found |= {"b_after": shift.clone(), "bn_mode_after": np.array([float(bn.training)])}
     usable = isinstance(new, torch.nn.Module)
     batch = torch.tensor(x).to(device, kind)
-    found["out"] = new(batch) if usable else None
+    if b_is == "parameter" and usable:
+        found["mean_needs_gradient_after"] = np.array([float(new.running_mean.requires_grad)])
+    if then == "eval" and usable:
+        found["out_later"] = new.eval()(batch)
+        return found
+    with torch.set_grad_enabled(b_is != "parameter"):
+        found["out"] = new(batch) if usable else None
     if x_next is not None and usable:
         new.train()
         new(torch.tensor(x_next).to(device, kind))
@@ -121,7 +129,8 @@ def frozen(learner, model, filled_with, x, device, dtype, in_eval="", untrained=
     }  # fmt: skip
 
 
-def precise(learner, model, filled_with, x, batch_size, device, dtype, mode="train", others=""):
+def precise(learner, model, filled_with, x, batch_size, device, dtype, mode="train", others="",
+            once=""):  # fmt: skip
     """The averages after one call, of all BatchNorm layers in a row; and how the model is left.
 
     `others` names layers that are in the other mode than the model.
@@ -145,7 +154,9 @@ def precise(learner, model, filled_with, x, batch_size, device, dtype, mode="tra
     net.train(mode == "train")
     for name in others.split():
         net.get_submodule(name).train(mode != "train")
-    loader = list(torch.tensor(x).to(device, kind).split(batch_size))
+    loader = torch.tensor(x).to(device, kind).split(batch_size)
+    if once:
+        loader = (batch for batch in loader)  # no length, no second time
     returned = learner(net, loader)
 
     def layers(of):
@@ -333,7 +344,13 @@ def evaluation_cases(rng):
             rng, rows(rng, 4, (1, -2), (3, 2)), eps=0.1, track_running_stats=False
         ),
     }  # fmt: skip
-    return {name: inputs | {"mode": "eval"} for name, inputs in made.items()}
+    made = {name: inputs | {"mode": "eval"} for name, inputs in made.items()}
+    plain, both = made["weight-and-bias"], made["images"]
+    for name, inputs in (("rows", plain), ("images", both)):
+        still = {key: value for key, value in inputs.items() if key != "x_next"}
+        made[f"{name}, given in training"] = still | {"mode": "train", "then": "eval"}
+        made[f"{name}, b is a parameter"] = still | {"b_is": "parameter"}
+    return made
 
 
 def network(rng, model, x, **settings):
@@ -366,6 +383,11 @@ def average_cases(rng):
             rows(rng, 3, (1, 3), (2, -4)),
         ),
         "volumes": network(rng, "Sequential(BatchNorm3d(2))", volume),
+        "four-levels": network(
+            rng, "Sequential(Sequential(Sequential(Linear(2, 2), BatchNorm1d(2))))",
+            rows(rng, 3, (1, 2), (-1, 4)),
+        ),
+        "layer-alone": network(rng, "BatchNorm1d(2)", rows(rng, 4, (1, -2), (-1, 3))),
         "volumes-nested": network(
             rng, "Sequential(Sequential(Conv3d(2, 2, 1), BatchNorm3d(2)))", volume[:, :, :, :, :2]
         ),
@@ -446,6 +468,7 @@ def moment_cases(rng):
     two, three = ((1, 2), (-1, 4)), ((1, 2), (-1, 4), (2, -3))
     return {
         "five-rows": first,
+        "far-away": loaded(rng, "BatchNorm1d(2)", 3, rows(rng, 5, (1000, 2), (-3, 4)), 1, -1),
         "three-batches": loaded(rng, "BatchNorm1d(3)", 3, rows(rng, 8, *three), 1, -1.5, 2),
         "images": loaded(rng, "BatchNorm2d(2)", 2, images(rng, (3, 1, 2), *two), 2, -1.5),
         "nested": loaded(
@@ -496,12 +519,18 @@ def model_cases(rng):
             rng, f"BatchNorm1d(2), Linear(2, 2), BatchNorm1d(2), {doubles}", 2, rows(rng, 6, *two),
             2, -3, others="0",
         ),
+        "batches-come-once": loaded(
+            rng, "BatchNorm1d(2)", 3, rows(rng, 5, *two), 1.5, -2, once="yes"
+        ),
     }  # fmt: skip
 
 
 def rounding(inputs):
-    """How many times worse than one rounding right results may be: sums cancel, layers follow."""
-    return 20.0
+    """How many times worse than one rounding right results may be: sums cancel, layers follow; and
+    means are large."""
+    x = inputs["x"]
+    axes = tuple(range(x.ndim))[:1] + tuple(range(x.ndim))[2:]
+    return 20.0 * max(1.0, float((np.abs(x.mean(axis=axes)) / (x.std(axis=axes) + 0.1)).max()))
 
 
 # Mistakes
@@ -862,6 +891,8 @@ ABSORB_MISTAKES = (
             made_anew(("bn.momentum", "0.1"))),
         ("NEW-IN-TRAINING", "the new layer is put into training mode",
             [("return new", "return new.train()")]),
+        ("ONLY-IN-EVAL-MODE", "running_mean is moved only if bn is in eval mode now",
+            [(TRACKED, f"not bn.training and {TRACKED}")]),
     )),
     form("BN-CHANGED", "bn's own averages change: the new layer shares them",
         "Evaluate bn before and after the call. Should it differ?", (COPY, "bn"),
@@ -869,13 +900,16 @@ ABSORB_MISTAKES = (
     form("BN-IN-EVAL", "bn itself is put into eval mode, and left there",
         "Which mode had bn before the call?",
         (COPY, f"{COPY}\n    bn.eval()"), right="the new layer", rung=2),
+    form("B-STAYS-IN-THE-GRAPH", "b is a parameter, so running_mean needs a gradient now",
+        "Who should not see that you change running_mean?",
+        ("with torch.no_grad():", "if True:"), right="the new layer", rung=2),
     form("B-CHANGED", "the caller's b is changed in place",
         "Which line writes into b?",
         (MOVE, "new.running_mean += b.neg_()"), right="the new layer", rung=2),
 )  # fmt: skip
 
 BN_AFTER = ("bn_running_mean_after", "bn_running_var_after", "bn_weight_after", "bn_bias_after",
-            "bn_mode_after", "b_after")  # fmt: skip
+            "bn_mode_after", "b_after", "mean_needs_gradient_after")  # fmt: skip
 
 absorb_bias = Exercise(
     name="absorb_bias",
@@ -924,7 +958,7 @@ Without running averages (running_mean is None) there is nothing to do.""",
         "channel by channel": """def absorb_bias(b, bn):
     new = copy.deepcopy(bn)
     for c in range(len(b) if bn.track_running_stats else 0):
-        new.running_mean[c] = bn.running_mean[c] - b[c]
+        new.running_mean[c] = bn.running_mean[c] - b[c].item()
     return new
 """,
     },
@@ -957,6 +991,8 @@ FREEZE_MISTAKES = (
     *group(averages, "Which layers of print(model) does your loop visit?", as_is, (
         ("TOP-LEVEL-ONLY", "layers inside of other layers are not reached",
             [(LOOP, LOOP.replace("modules", "children"))]),
+        ("TWO-LEVELS-ONLY", "only layers, and layers inside of them, are reached",
+            [(LOOP, "for layer in [m for c in model.children() for m in (c, *c.children())]:")]),
         ("FIRST-LAYER-ONLY", "the loop ends after the first BatchNorm layer",
             [(OFF, f"{OFF}\n            return model")]),
         ("ONLY-2D", "only BatchNorm2d is frozen", [(IS_NORM, "isinstance(layer, nn.BatchNorm2d)")]),
@@ -1139,7 +1175,7 @@ BY_BATCH = """def precise_bn(model, loader):
         counts, means, variances = torch.tensor(counts), torch.stack(means), torch.stack(variances)
         shares = (counts / counts.sum()).to(means)[:, None]
         mean = (shares * means).sum(dim=0)
-        between = (shares * means**2).sum(dim=0) - mean**2
+        between = (shares * (means - mean) ** 2).sum(dim=0)
         layer.running_mean.copy_(mean)
         layer.running_var.copy_((shares * variances).sum(dim=0) + between)
         layer.momentum = momentum

@@ -104,6 +104,7 @@ def fit_cases(rng):
         "three-features": {"X": columns(rng, 4, (1, 2), (-1, 5), (2, -0.6))},
         "as-many-rows-as-features": {"X": columns(rng, 3, (1, 2), (4, -1), (-2, 0.5))},
         "five-rows": {"X": columns(rng, 5, (-3, 0.8), (12, 9))},
+        "far-away": {"X": np.stack([1e8 + rng.permutation(4), -1e8 - rng.permutation(4)], axis=1)},
         "in-millionths": {"X": micro[0] * 1e-6},
         "more-millionths": {"X": micro[1] * 1e-6},
     }
