@@ -1,10 +1,10 @@
-# make demo | make test | make check | make build | make lab
+# make demo | make test | make prove | make check | make build | make lab
 PYTHON ?= python3
 BIN = .venv/bin
 # for a CPU-only PyTorch (1 GB instead of several): make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
-.PHONY: demo test check build lab clean
+.PHONY: demo test prove check build lab clean
 
 demo: .venv/ready
 	rm -rf demo
@@ -12,6 +12,10 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n 2
+
+# fifty seeds in all: after a change of cases or mistakes
+prove: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 -m proof
 
 check: .venv/ready
 	$(BIN)/ruff check .
