@@ -160,6 +160,7 @@ class Conversation:
             self.ready = True
         elif kind == "cell done" and self.ready and self.cells:
             self._cell(_expected(event, self.cells), event)
+            self.cells.popleft()
         elif kind == "waits" and self.busy == ("between", -1):
             return self._next_tasks()
         elif kind == "done" and self.busy[0] == "task":
@@ -170,6 +171,7 @@ class Conversation:
                 if not isinstance(result, dict) or not self.given:
                     raise ValueError("a result that is none")
                 self._task(_expected(result, self.given), result)
+                self.given.popleft()  # not before: who sent nonsense is busy with it
         elif kind == "end" and self.busy[0] == "between" and len(self.finished) == len(self.cases):
             self.ended = True
         else:
@@ -213,10 +215,10 @@ class Conversation:
 
 
 def _expected(message: dict[str, Any], order: deque[int]) -> int:
-    """The index that a message must have: the next one."""
+    """The index that a message must have: that of what is busy."""
     if type(message.get("index")) is not int or message["index"] != order[0]:
         raise ValueError("out of order")
-    return order.popleft()
+    return order[0]
 
 
 def _outputs(data: Any) -> dict[str, Value]:
