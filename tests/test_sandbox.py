@@ -4,12 +4,16 @@ lesson 02: `identity_affine` is in trouble, `convert_momentum` stands behind it 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import nbformat
 import pytest
-from helpers import OURS, cell_of, fresh_cases, named, release, solved_notebook
+from helpers import OURS, ROOT, cell_of, fresh_cases, named, release, solved_notebook
 from nbformat.notebooknode import NotebookNode
 
 from autograder.grade import Round, grade_notebook
@@ -216,6 +220,54 @@ def test_a_crash_in_one_case_does_not_hide_the_others_exercise() -> None:
     result = graded(body("if eps == 0.1: import os; os._exit(1)"))
     assert verdict_of(result, "identity_affine") == DIED
     assert result.earned == 5
+
+
+def test_annotations_are_evaluated_as_in_a_notebook() -> None:
+    trial = "def f(x: int): ...\nassert f.__annotations__ == {'x': int}"
+    assert graded(RIGHT, trial).notes == []
+
+
+def test_what_one_cell_imports_from_the_future_holds_in_the_next() -> None:
+    notebook = notebook_with(RIGHT.replace("eps)", "eps: unknown_here)", 1))
+    future = nbformat.v4.new_code_cell("from __future__ import annotations")
+    notebook.cells.insert(1, future)
+    assert grade_notebook(notebook, ROUND, LIMITS).earned == 10
+
+
+def test_large_wrong_answers_fail_and_are_not_taken_for_nonsense() -> None:
+    """Many a case: they come in several messages."""
+    wrong = body("return np.zeros((99_000, 1)), mean")
+    assert verdict_of(graded(wrong), "identity_affine") == FAILED
+
+
+def test_nonsense_from_an_exercise_s_last_case_is_not_blamed_on_the_next_exercise() -> None:
+    result = graded(body("if len(mean) == 4: return np.zeros(10**5), mean"))
+    assert verdict_of(result, "identity_affine") == DIED
+    assert verdict_of(result, "convert_momentum") == PASSED
+    assert any("2 processes" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("level", parent.LEVELS)
+def test_a_grader_that_is_killed_leaves_no_folder(level: str, tmp_path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\nfrom test_sandbox import *\n"
+        "print('begun', flush=True)\n"
+        f"graded(body('while True: pass'), limits=replace(LIMITS, cpu_probe=60), level={level!r})\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as run:  # fmt: skip
+        assert run.stdout is not None
+        run.stdout.readline()
+        while not list(tmp_path.glob("*")):
+            time.sleep(0.01)
+        time.sleep(0.3)
+        run.kill()  # while the warm parent still imports
+    deadline = time.monotonic() + 30
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, list(tmp_path.iterdir())
+        time.sleep(0.1)
 
 
 def test_the_machine_is_left_as_it_was(tmp_path, monkeypatch) -> None:

@@ -2,13 +2,14 @@
 
 Reads its job from a pipe, a JSON line: cells and limits. When the cells have run, it waits there
 for a line of tasks (probes as source, inputs), and again when they are done: hidden inputs come
-last. Writes one JSON line for each cell, and for each criterion's results,
-to another pipe.
+last. To another pipe it writes one JSON line for each cell, and one for the results of each
+criterion (for fewer where they take long or are large).
 Nothing of the package but values.py and isolation.py is loaded here: no reference, mistake,
 expected array or seed exists in this process, and what `import autograder` finds is a stub.
 """
 
 from __future__ import annotations
+import __future__
 
 import contextlib
 import fcntl
@@ -24,6 +25,8 @@ from functools import lru_cache
 from typing import Any
 
 OPEN_FILES = 128
+LARGE = 10_000  # entries of results that wait to be sent
+ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 def stub() -> types.ModuleType:
@@ -144,32 +147,36 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
     say(event="waits")
     while line := go_on.readline().strip():
         results: list[dict[str, Any]] = []
-        about, since = None, 0.0
+        about, since, size = None, 0.0, 0
         for task in json.loads(line):
-            # a message for each criterion, so that what was right before an end is not lost
+            # a message for each probe, so that what was right before an end is not lost
             criterion = task["exercise"], task["probe_name"]
-            if results and (criterion != about or time.monotonic() - since > 1):
+            if results and (criterion != about or time.monotonic() - since > 1 or size > LARGE):
                 say(event="done", results=results)
                 results = []
             if not results:
-                about, since = criterion, time.monotonic()
+                about, since, size = criterion, time.monotonic(), 0
             cpu_limit(job["cpu_probe"], hard)
             there = task["exercise"] in namespace
-            found = run_task(task, namespace, values) if there else {"missing": True}
+            found, many = run_task(task, namespace, values) if there else ({"missing": True}, 0)
             results.append({"index": task["index"], **found})
+            size += many
         say(event="done", results=results)
         say(event="waits")
     say(event="end")
 
 
-def plain(source: str) -> types.CodeType | None:
+def plain(source: str, shell: Any) -> types.CodeType | None:
     """A cell as Python's code, None where it is more, or less, than Python. Its lines can be
-    looked up, as inspect.getsource wants."""
+    looked up, as inspect.getsource wants; what it imports from __future__ holds for later cells,
+    as in a notebook."""
     name = f"<cell {len(linecache.cache)}>"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            code = compile(source, name, "exec")
+            flags = shell.compile.flags & ANNOTATIONS
+            code = compile(source, name, "exec", flags, dont_inherit=True)  # this file has its own
+            shell.compile.flags |= code.co_flags & ANNOTATIONS
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -182,7 +189,7 @@ def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, An
     captured = values.Bounded()
     with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         try:
-            code = plain(source)
+            code = plain(source, shell)
             error: BaseException | None = None
             if code is not None:
                 exec(code, shell.user_ns)
@@ -200,19 +207,20 @@ def run_cell(shell: Any, source: str, values: types.ModuleType) -> tuple[str, An
 @lru_cache(maxsize=100)
 def compiled(probe: str) -> types.CodeType:
     """A probe's source as code, which is the same for all its cases and cannot be changed."""
-    return compile(probe, "<string>", "exec")
+    return compile(probe, "<string>", "exec", dont_inherit=True)
 
 
 def run_task(
     task: dict[str, Any], namespace: dict[str, Any], values: types.ModuleType
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
+    """What a probe gave, as JSON, and how many numbers are in it."""
     import numpy
 
     learners = namespace[task["exercise"]]
     missing = [name for name in task["uses"] if name not in namespace]
     if missing:
         failure = values.described_exception(NameError(f"name {missing[0]!r} is not defined"))
-        return {"failure": failure}
+        return {"failure": failure}, 0
     also = task["where"] | {name: namespace[name] for name in task["uses"]}
     scope: dict[str, Any] = {
         "np": numpy,
@@ -233,9 +241,10 @@ def run_task(
             outputs, failure, ran = values.run_probe(probe, learners, inputs, also, task["watch"])
         except KeyboardInterrupt as interrupt:
             outputs, failure, ran = {}, values.described_exception(interrupt), []
-    return {
+    result = {
         "outputs": {name: values.to_json(value) for name, value in outputs.items()},
         "failure": failure,
         "operations": ran,
         "captured": captured.getvalue(),
     }
+    return result, sum(v.array.size for v in outputs.values() if v.array is not None)

@@ -75,7 +75,7 @@ import json, socket, sys, types
 control = socket.socket(fileno=int(sys.argv.pop()))
 text = b""
 while not text.endswith(b"\\n"):
-    text += control.recv(1 << 20)
+    text += control.recv(1 << 20) or sys.exit()  # the grader is gone
 begin, modules = json.loads(text), {}
 for name, source in begin["sources"].items():
     modules[name] = sys.modules[f"_{name}"] = types.ModuleType(f"_{name}")

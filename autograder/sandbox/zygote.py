@@ -32,6 +32,21 @@ def main(
     level: str,
     modules: dict[str, types.ModuleType],
 ) -> None:
+    try:
+        serve(control, preload, level, modules)
+    except OSError:  # the grader is gone in the middle of it
+        pass
+    finally:
+        shutil.rmtree(os.environ["HOME"], ignore_errors=True)  # it may have been killed
+
+
+def serve(
+    control: socket.socket,
+    preload: list[str],
+    level: str,
+    modules: dict[str, types.ModuleType],
+) -> None:
+    """Fork a child for each request, until the grader is gone."""
     isolation, child = modules["isolation"], modules["child"]
     sys.path[:] = [p for p in sys.path if p.startswith((sys.prefix, sys.base_prefix, "/usr/"))]
     shell = warm(preload, child, modules["values"])
@@ -50,20 +65,24 @@ def main(
         message, descriptors = request
         pid = os.fork()
         if pid == 0:
-            with contextlib.suppress(Exception):
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when we end, so does it
-            control.close()
-            child.begin(*descriptors, rules, message["fork"], shell, modules)
-            os._exit(0)
+            try:
+                with contextlib.suppress(Exception):
+                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when we end, so does it
+                control.close()
+                child.begin(*descriptors, rules, message["fork"], shell, modules)
+            finally:
+                os._exit(1)  # nothing of the learner's goes on in our code below
         for descriptor in descriptors:
             os.close(descriptor)
-        answer(control, pid=pid)
-        ending = receive(control, 0)
-        code, usage = end(pid, ending[0]["end"] if ending else 0.0)
+        ending = None
+        try:
+            answer(control, pid=pid)
+            ending = receive(control, 0)
+        finally:
+            code, usage = end(pid, ending[0]["end"] if ending else 0.0)
         if ending is None:
-            break
+            return
         answer(control, code=code, cpu=usage.ru_utime + usage.ru_stime, peak=usage.ru_maxrss)
-    shutil.rmtree(os.environ["HOME"], ignore_errors=True)  # the grader may have been killed
 
 
 def warm(preload: list[str], child: types.ModuleType, values: types.ModuleType) -> Any:
