@@ -177,7 +177,7 @@ def classroom(
 def grade(
     paths: Annotated[list[Path], typer.Argument(help="notebooks, folders, or a course directory")],
     out: Annotated[Path | None, typer.Option(help="where results go (graded/)")] = None,
-    seed: Annotated[int | None, typer.Option(help="repeat a round of plain folders")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="repeat a round of plain folders")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="at a time; default: the cores")] = None,
     feedback: Annotated[bool, typer.Option(help="also write feedback pages (classroom)")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for torch exercises")] = "auto",
@@ -201,6 +201,10 @@ def grade(
         raise UserError("Grade a course directory alone, without other paths.")
     if rooms and seed is not None:
         raise UserError("A course directory has a seed of its own: leave --seed out.")
+    if feedback and not rooms:
+        raise UserError("Feedback pages are nbgrader's: grade a course directory, or leave it out.")
+    if new_round and seed is not None:
+        raise UserError("A new round draws a new seed: leave --seed or --new-round out.")
     target = out or (rooms[0] if rooms else Path("graded"))
     with contextlib.ExitStack() as stack:
         for place in {target.resolve(), *(room.resolve() for room in rooms)}:
@@ -208,8 +212,8 @@ def grade(
             stack.enter_context(engine.locked(place))
         bar = stack.enter_context(_progress())
         if rooms:
-            classrooms.round_number(rooms[0], begin_next=new_round)
             found = classrooms.submissions(rooms[0], course)
+            classrooms.round_number(rooms[0], begin_next=new_round)
         else:
             found = submissions.find_submissions(paths, course)
         works = submissions.gather(found, course)
@@ -238,6 +242,8 @@ def grade(
                 )  # fmt: skip
         except KeyboardInterrupt:  # typer would end in silence
             print(INTERRUPTED, file=sys.stderr)
+            if new_round:
+                print("Leave --new-round out: the round has begun.", file=sys.stderr)
             raise typer.Exit(130) from None
     for line in [*summary.for_a_person(), *summary.lines()]:
         say(one_line(line))

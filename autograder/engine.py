@@ -3,8 +3,7 @@
 A few threads read, repair, run and judge (the learners' code runs in other processes, the judging
 takes milliseconds); the caller's thread alone writes whatever is ready: the gradebook first, in one
 transaction, then each result's file, which says that a submission is done. Run again after any
-interruption, it does what is missing.
-Beyond one machine the same function is mapped by Dask.
+interruption, it does what is missing. Beyond one machine Dask maps the same function.
 """
 
 from __future__ import annotations
@@ -81,13 +80,13 @@ def grade_one(
 
 def key_of(course: Course, terms: Terms, work: Work) -> str:
     """What a result depends on: the submission, the grader, the round."""
-    parts = [work.digest, work.reason, *work.others, _grader(course, terms.lesson), repr(terms)]
+    parts = [work.digest, work.reason, *work.others, _grader(course), repr(terms)]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@lru_cache(maxsize=64)
-def _grader(course: Course, lesson: str) -> str:
-    """A fingerprint of all that judges a lesson: the package, the solved lessons, numpy, torch."""
+@lru_cache
+def _grader(course: Course) -> str:
+    """A fingerprint of all that judges: the package, the solved lessons, numpy, torch."""
     found = hashlib.sha256()
     roots = [courses.PACKAGE, course.exercises, course.cases]
     files = {path for root in roots for path in root.rglob("*") if path.suffix in (".py", ".json")}
@@ -290,6 +289,7 @@ def _here(
                 yield [future.result() for future in finished]
         except BaseException:
             stop()
+            pool.shutdown(wait=False, cancel_futures=True)  # those that have not begun never do
             raise
 
 
@@ -298,7 +298,7 @@ def _on_dask(
 ) -> Iterator[list[Result]]:
     """The same map on a Dask cluster, whose workers see the same files at the same paths."""
     try:
-        from distributed import Client, as_completed
+        from distributed import CancelledError, Client, KilledWorker, as_completed
     except ImportError:
         raise UserError(
             "A scheduler needs Dask, which is not installed: pip install 'normalization-course"
@@ -309,10 +309,21 @@ def _on_dask(
     except (OSError, ValueError, TimeoutError) as error:
         raise UserError(f"There is no Dask scheduler at {scheduler}: {error}") from None
     with client:
-        futures = [
-            client.submit(grade_one, course, terms, work, limits, pure=False, retries=2)
+        asked = {
+            client.submit(grade_one, course, terms, work, limits, pure=False, retries=2): work
             for terms, work in waiting
-        ]
-        for future in as_completed(futures):
-            yield [future.result()]
+        }
+        for future in as_completed(asked):
+            work = asked[future]
+            try:
+                result = future.result()
+            except KilledWorker:
+                why = "the cluster's workers ended while they graded it"
+                result = Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why)
+            except (CancelledError, OSError) as error:
+                raise UserError(
+                    f"The Dask cluster at {scheduler} was lost ({type(error).__name__}): run again "
+                    "when it is back; what was graded is saved."
+                ) from None
+            yield [result]
             future.release()

@@ -19,7 +19,7 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import compute_checksum, determine_grade, is_grade, is_solution
 from sqlalchemy import func
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from traitlets.config import Config
 
 from autograder import lesson, repair
@@ -207,6 +207,11 @@ def _copy_others(source: Path, target: Path, notebook: str) -> None:
 def unwritable(url: str, error: SQLAlchemyError) -> UserError:
     """What to say where the gradebook is locked, damaged, or on a full disk."""
     what = " ".join(str(error.__cause__ or error).split())[:200]
+    if type(error) is DatabaseError:  # none of its kinds: the file itself is at fault
+        return UserError(
+            f"{url} is damaged ({what}): put its backup back, or move it away and run again; it is "
+            "then filled anew, without what was given by hand."
+        )
     return UserError(
         f"The gradebook cannot be written ({what}): free the disk, or end what holds {url}, and "
         "run again; what was graded is saved."

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import nbformat
 import pytest
-from helpers import OURS, ROOT, cell_of, fresh_cases, named, release, solved_notebook
+from helpers import OURS, ROOT, cell_of, fresh_cases, named, release, solved, solved_notebook
 from nbformat.notebooknode import NotebookNode
 
-from autograder.grade import Round, grade_notebook
+from autograder.grade import Round, grade_notebook, new_round
 from autograder.judge import DIED, FAILED, PASSED, RAISED, TIMED_OUT
 from autograder.repair import grade_id
 from autograder.results import GRADED, Result
@@ -240,6 +240,19 @@ def test_large_wrong_answers_fail_and_are_not_taken_for_nonsense() -> None:
     assert verdict_of(graded(wrong), "identity_affine") == FAILED
 
 
+def test_what_ends_in_a_dry_run_costs_no_points() -> None:
+    """It is advice: the cases that count run in a new process."""
+    name = "RMSNorm"
+    lesson = OURS.find(name)[0]
+    this = new_round(OURS, lesson, 5)
+    assert name in {case.exercise for case in this.dry_runs}
+    head, line, rest = solved(OURS, lesson).source(name).partition("    def forward(self, x):\n")
+    end = "        if x.device.type == 'meta': __import__('os')._exit(1)\n"
+    result = grade_notebook(solved_notebook({name: head + line + end + rest}, OURS, lesson), this)
+    assert result.earned == result.points
+    assert any("2 processes" in note for note in result.notes)
+
+
 def test_nonsense_from_an_exercise_s_last_case_is_not_blamed_on_the_next_exercise() -> None:
     result = graded(body("if len(mean) == 4: return np.zeros(10**5), mean"))
     assert verdict_of(result, "identity_affine") == DIED
@@ -280,6 +293,17 @@ def test_the_machine_is_left_as_it_was(tmp_path, monkeypatch) -> None:
         assert graded(RIGHT, trial, level=level).earned == 10
     parent.close_all()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_in_the_home_and_temporary_folders_do_not_outlive_a_submission() -> None:
+    leave = (
+        "import os, tempfile\nfor place in (os.path.expanduser('~'), tempfile.gettempdir()):\n"
+        "    path = os.path.join(place, 'left')\n    assert not os.path.exists(path)\n"
+        "for place in (os.path.expanduser('~'), tempfile.gettempdir()):\n"
+        "    open(os.path.join(place, 'left'), 'w')"
+    )
+    for _ in range(2):
+        assert graded(RIGHT, leave, level=parent.PROCESS).notes == []
 
 
 # ---- forging -------------------------------------------------------------------------------

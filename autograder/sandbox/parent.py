@@ -282,16 +282,23 @@ def _run(
             skip_cells.add(index)
             done.cell_errors[index] = why
         elif kind == "task":
-            for number, case in enumerate(cases):
-                if case.exercise == cases[index].exercise and number not in finished:
-                    finished.add(number)
-                    done.outcomes[case.id] = Outcome(failure=why)
+            for number in _shared_fate(index, cases) - finished:
+                done.outcomes[cases[number].id] = Outcome(failure=why)
+                finished.add(number)
         elif kind == "start":
             raise RuntimeError(f"the sandbox did not start: {why.message or why.kind}")
     for number, case in enumerate(cases):
         if number not in finished:
             done.outcomes[case.id] = Outcome(failure=Failure("died", message="gave up restarting"))
     return done
+
+
+def _shared_fate(index: int, cases: Sequence[Case]) -> set[int]:
+    """What is lost with the case that ended or hung a child: its exercise; of a dry run, which is
+    advice, nothing else."""
+    if cases[index].device == "meta":
+        return {index}
+    return {n for n, case in enumerate(cases) if case.exercise == cases[index].exercise}
 
 
 _tasks: WeakKeyDictionary[Case, tuple[Any, str]] = WeakKeyDictionary()
@@ -368,7 +375,7 @@ def _folder_for(warm: Warm) -> Iterator[str]:
     if warm.level == LSM:
         yield warm.folder
         return
-    folder = tempfile.mkdtemp(prefix="submission-")
+    folder = tempfile.mkdtemp(prefix="submission-", dir=warm.home)  # goes with it, at the latest
     try:
         yield folder
     finally:
