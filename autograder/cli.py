@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -272,7 +273,8 @@ def doctor() -> None:
     lacks = isolation.missing()
     if lacks:
         say(f"✗ level lsm cannot be had. {' '.join(lacks)}")
-        say("  level process can: --isolation process, for code that you trust.")
+        if hasattr(os, "fork"):
+            say("  level process can: --isolation process, for code that you trust.")
     else:
         say("✓ level lsm: learners' code reads the interpreter and its packages, and nothing else.")
     raise typer.Exit(1 if lacks else 0)

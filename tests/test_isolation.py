@@ -419,6 +419,37 @@ def test_other_systems_get_an_answer(system: str, word: str, monkeypatch) -> Non
     assert "Linux" in said
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("    import os; os._exit(3)", "ended with exit code 3"),
+     ("    raise CannotIsolate('tried')", r"could not be restricted \(CannotIsolate: tried\)"),
+     ("    return", "could read a file")],
+)  # fmt: skip
+def test_a_test_process_that_is_not_held_or_says_nothing_is_a_refusal(
+    body: str, said: str, tmp_path, monkeypatch
+) -> None:
+    head = "def restrict(rules: int) -> None:\n"
+    source = Path(isolation.__file__).read_text()
+    (tmp_path / "broken.py").write_text(source.replace(head, f"{head}{body}\n"))
+    monkeypatch.setattr(isolation, "__file__", str(tmp_path / "broken.py"))
+    assert re.search(said, " ".join(isolation.missing()))
+
+
+def test_windows_is_told_where_to_grade() -> None:
+    code = (
+        "import os, sys, typer, nbgrader.apps, numpy\n"
+        "sys.modules['fcntl'] = sys.modules['resource'] = None\ndel os.fork\n"
+        "from autograder import cli\nsys.platform = 'win32'\ncli.main()"
+    )
+    root = Path(__file__).parent.parent
+    for words, said in ((["doctor"], "WSL 2"), (["grade", "x"], "which Windows cannot")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=root, capture_output=True, text=True
+        )
+        assert said in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_nothing_runs_where_the_rules_fail_in_the_child(monkeypatch) -> None:
     """Fails closed: the child says so, and runs no cell."""
     broken = parent._sources() | {

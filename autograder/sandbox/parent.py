@@ -101,6 +101,11 @@ def must_have(level: str) -> None:
     """Raises UserError where this machine cannot isolate as asked for."""
     if level not in LEVELS:
         raise UserError(f"The isolation level is {' or '.join(LEVELS)}, not {level!r}.")
+    if not hasattr(os, "fork"):
+        raise UserError(
+            "Grading forks processes, which Windows cannot: grade in WSL 2, or on Linux or macOS. "
+            "In a notebook, check(…) works everywhere."
+        )
     if level == LSM and (lacks := isolation.missing()):
         raise UserError(f"Cannot isolate learners' code. {' '.join(lacks)} {TRUST}")
 
