@@ -64,11 +64,21 @@ MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w., ]+=[ \t]*[%!].*|[\w.]+\?{1,2})$",
 MAX_SOURCE = 200_000  # characters of one cell; more is no exercise
 
 
-@lru_cache(maxsize=256)
 def _statements(source: str) -> tuple[ast.stmt, ...]:
-    """A cell's statements; lines that are IPython's stand aside (what they run, torch reports)."""
+    """A cell's statements; a tree takes 300 times the memory of its source, so only those of
+    ordinary cells are kept."""
     if len(source) > MAX_SOURCE:
         return ()
+    return _remembered(source) if len(source) < 10_000 else _read(source)
+
+
+@lru_cache(maxsize=256)
+def _remembered(source: str) -> tuple[ast.stmt, ...]:
+    return _read(source)
+
+
+def _read(source: str) -> tuple[ast.stmt, ...]:
+    """Lines that are IPython's stand aside: what they run, torch reports."""
     for text in (source, MAGIC.sub(r"\1pass", source)):
         try:
             return tuple(ast.parse(text).body)

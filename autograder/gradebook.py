@@ -150,6 +150,12 @@ class Gradebook:
                     db.add(rows[cell_id])
         for cell in nb.cells:
             name = repair.grade_id(cell)
+            if is_grade(cell) and name not in known.graded:
+                raise UserError(
+                    f"The gradebook does not know {name}: {result.lesson} was released before it "
+                    f"had that. Run `autograder classroom {self.directory.root}`, in that folder "
+                    f"`nbgrader generate_assignment {result.lesson} --force`, and grade again."
+                )
             if name not in known.checksums:
                 continue
             cell.metadata.nbgrader["checksum"] = known.checksums[name]

@@ -24,6 +24,7 @@ from autograder.course import Course, UserError
 MAX_FILE = 50_000_000  # bytes of a notebook; pictures in outputs make some of them large
 MAX_NESTED = 300_000  # lists and objects in it: each takes a hundred times its two bytes
 MAX_CELLS = 2_000
+MAX_CODE = 500_000  # characters in all its code cells; reading Python takes 300 times its size
 KEPT = ("cell_type", "id", "metadata", "source", "attachments")
 
 
@@ -102,7 +103,7 @@ def parsed(raw: bytes, name: str) -> NotebookNode:
 
 
 def usable(notebook: NotebookNode) -> NotebookNode:
-    """Every cell with the fields that we use, of the types that we expect."""
+    """Every cell with the fields that we use, of the types that we expect; raises UserError."""
     cells = []
     for cell in notebook.cells:
         if cell.get("cell_type") not in ("code", "markdown", "raw"):
@@ -119,6 +120,8 @@ def usable(notebook: NotebookNode) -> NotebookNode:
             cell["outputs"] = []
             cell["execution_count"] = None
         cells.append(cell)
+    if sum(len(cell.source) for cell in cells if cell.cell_type == "code") > MAX_CODE:
+        raise UserError(f"more than {MAX_CODE} characters of code are in it: delete data")
     notebook.cells = cells
     return notebook
 

@@ -339,6 +339,20 @@ def test_a_damaged_gradebook_is_a_sentence(room, tmp_path) -> None:
         classroom.grade_room(mine, OURS)
 
 
+def test_a_lesson_that_got_an_exercise_after_its_release_is_a_sentence(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    with Gradebook(f"sqlite:///{mine}/gradebook.db", "normalization") as book:
+        name = "check-convert_momentum"
+        (cell,) = [c for c in book.find_notebook(LESSON, LESSON).grade_cells if c.name == name]
+        book.db.delete(cell)
+        book.db.commit()
+    with pytest.raises(UserError, match=f"does not know {name}: .* generate_assignment {LESSON}"):
+        classroom.grade_room(mine, OURS)
+    classroom.NbGraderAPI(config=classroom._config(mine)).generate_assignment(LESSON, force=True)
+    classroom.grade_room(mine, OURS)
+    assert name in str(rows(mine))
+
+
 def test_a_run_that_is_stopped_begins_nothing_more(folder, tmp_path, monkeypatch) -> None:
     begun = []
 

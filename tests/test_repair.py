@@ -524,7 +524,8 @@ def test_a_notebook_of_something_else_belongs_to_no_lesson() -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [([{"cell_type": "markdown", "metadata": {"x": [[]] * 400_000}, "source": ""}], "too many"),
-     ([{"cell_type": "markdown", "metadata": {}, "source": ""}] * 3_000, "more than 2000 cells")],
+     ([{"cell_type": "markdown", "metadata": {}, "source": ""}] * 3_000, "more than 2000 cells"),
+     ([{"cell_type": "code", "metadata": {}, "source": "x=1\n" * 20_000}] * 9, "of code")],
 )  # fmt: skip
 def test_a_notebook_that_would_eat_the_grader_is_refused(cells, reason, tmp_path) -> None:
     file = tmp_path / "02.ipynb"
