@@ -99,7 +99,10 @@ class Gradebook:
                 assert result.notebook is not None
                 if stamps[result.file]:
                     self._penalties(result.notebook, result)
-                self._write(result.notebook, result)
+                try:
+                    self._write(result.notebook, result)
+                except (PermissionError, FileNotFoundError) as error:  # a file handed in beside it
+                    troubles[result.file] = f"{error.filename} cannot be read"
         return troubles
 
     def _timestamp(self, result: Result) -> Any:

@@ -233,6 +233,20 @@ def test_a_corrected_timestamp_and_pictures_of_an_answer_are_taken_over(room, tm
     assert found == {f"{LESSON}.ipynb", "plot.png", "timestamp.txt"}
 
 
+def test_an_attachment_that_cannot_be_read_costs_nobody_else(room, tmp_path, monkeypatch) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    (mine / "submitted" / "learner-0" / LESSON / "plot.png").write_bytes(b"picture")
+
+    def refused(source, target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(source))
+
+    monkeypatch.setattr(shutil, "copyfile", refused)
+    classroom.grade_room(mine, OURS)
+    found = kept(mine)
+    assert "plot.png cannot be read" in found["learner-0"]["reason"]
+    assert found["learner-1"]["status"] == "graded"
+
+
 def test_trouble_of_the_moment_is_not_kept(folder, tmp_path, monkeypatch) -> None:
     def no_memory(*given):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
