@@ -44,6 +44,7 @@ from autograder.judge import (
     judge,
 )
 from autograder.learn import check_object, fault
+from autograder.lesson import LessonError
 
 LESSON, FORWARD = OURS.find("batchnorm_forward")
 BANK = cases_of(OURS.bank(LESSON), FORWARD)
@@ -281,20 +282,24 @@ def test_two_faults_at_once_are_hardly_ever_named_as_a_third(
     course: Any, lesson: str, exercise: Exercise
 ) -> None:
     """A name that stands alone is one of the two, or a third that is just both of them; of
-    "A or B" at least one is. At one criterion two faults can imitate a third to the last digit:
-    in one pair of twenty at most."""
+    "A or B" at least one is. At one criterion two faults can imitate a third to the last digit, as
+    factors do: in one pair of ten at most. Two that undo each other are right."""
     source = solved(course, lesson).source(exercise.name)
     own, uses = cases_of(course.bank(lesson), exercise), uses_of(course, lesson, exercise)
-    pairs, imitated = pairs_of(exercise, source, 80), []
+    pairs, imitated, undone = pairs_of(exercise, source, 80), [], 0
     for one, other, text_of_both in pairs:
-        learners = references(course, lesson).load(exercise.name, text_of_both)
+        try:
+            learners = references(course, lesson).load(exercise.name, text_of_both)
+        except LessonError:  # no longer Python
+            continue
         outcomes = driven(exercise, own, learners, uses)
         result = judge(exercise, own, outcomes)
-        assert result.earned < result.points
+        undone += result.earned == result.points
         both = {one, other} | {m.name for m in exercise.mistakes if is_just(m.name, own, outcomes)}
         if any(c.mistakes and not both & set(c.mistakes) for c in result.criteria):
             imitated.append((one, other))
-    assert len(imitated) <= len(pairs) / 20, imitated
+    assert len(imitated) <= len(pairs) / 10, imitated
+    assert undone <= len(pairs) / 20 + 1
 
 
 def is_just(name: str, cases: list[Case], outcomes: Mapping[str, Outcome]) -> bool:
@@ -321,7 +326,9 @@ def test_messages_fit_12_lines_of_80_columns(course: Any, lesson: str, hidden: b
                 assert len(lines) <= 12
                 assert max(map(len, lines)) <= 80, lines
                 labels = [label for label, _ in criterion.message.rows]
-                order = ["given", "expected", "yours", "error", "right", "diagnosis", "next"]
+                order = [
+                    "given", "expected", "yours", "error", "right", "forward", "diagnosis", "next",
+                ]  # fmt: skip
                 assert labels == [label for label in order if label in labels]
                 assert labels[-1] == "next"
             assert max(map(len, text(result).split("\n"))) <= 80

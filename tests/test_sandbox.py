@@ -254,7 +254,8 @@ def test_what_ends_in_a_dry_run_costs_no_points() -> None:
 
 
 def test_nonsense_from_an_exercise_s_last_case_is_not_blamed_on_the_next_exercise() -> None:
-    result = graded(body("if len(mean) == 4: return np.zeros(10**5), mean"))
+    nonsense = WRITE + "shout('nonsense')"
+    result = graded(body("if len(mean) == 4:", *(f"    {line}" for line in nonsense.split("\n"))))
     assert verdict_of(result, "identity_affine") == DIED
     assert verdict_of(result, "convert_momentum") == PASSED
     assert any("2 processes" in note for note in result.notes)
