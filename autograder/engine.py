@@ -306,7 +306,7 @@ def _on_dask(
             "[cluster]'."
         ) from None
     try:
-        client = Client(scheduler, timeout="20s")
+        client = Client(scheduler, timeout="5s")
     except (OSError, ValueError, TimeoutError) as error:
         raise UserError(f"There is no Dask scheduler at {scheduler}: {error}") from None
     with client:

@@ -49,9 +49,11 @@ def references(course: Course, lesson: str) -> References:
     return References(solved(course, lesson), course)
 
 
-def fresh_cases(course: Course, lesson: str, seed: int) -> list[Case]:
-    """A lesson's cases under another seed, hidden as in grading."""
-    exercises = course.exercises_of(lesson).values()
+def fresh_cases(
+    course: Course, lesson: str, seed: int, exercise: Exercise | None = None
+) -> list[Case]:
+    """A lesson's cases, or one exercise's, under another seed, hidden as in grading."""
+    exercises = [exercise] if exercise else course.exercises_of(lesson).values()
     return all_cases(references(course, lesson), exercises, seed, hidden=True)
 
 

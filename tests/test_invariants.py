@@ -154,7 +154,7 @@ def test_reference_agrees_with_something_independent(
     if oracle is None:
         assert exercise.variants, "write an oracle (tests/oracles/) or give a correct variant"
         return
-    cases = cases_of(course.bank(lesson) + fresh_cases(course, lesson, 0), exercise)
+    cases = cases_of(course.bank(lesson) + fresh_cases(course, lesson, 0, exercise), exercise)
     compared = 0
     for what, ours, theirs in oracle(references(course, lesson).load(exercise.name), cases):
         theirs = theirs.numpy() if hasattr(theirs, "numpy") else theirs

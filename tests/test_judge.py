@@ -277,6 +277,7 @@ def pairs_of(exercise: Exercise, source: str, most: int) -> list[tuple[str, str,
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("course", "lesson", "exercise"), EXERCISES, ids=ids(EXERCISES))
 def test_two_faults_at_once_are_hardly_ever_named_as_a_third(
     course: Any, lesson: str, exercise: Exercise
@@ -314,7 +315,9 @@ def is_just(name: str, cases: list[Case], outcomes: Mapping[str, Outcome]) -> bo
 
 
 @pytest.mark.parametrize(("course", "lesson"), LESSONS, ids=ids(LESSONS))
-@pytest.mark.parametrize("hidden", [False, True], ids=["bank", "hidden"])
+@pytest.mark.parametrize(
+    "hidden", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bank", "hidden"]
+)
 def test_messages_fit_12_lines_of_80_columns(course: Any, lesson: str, hidden: bool) -> None:
     cases = fresh_cases(course, lesson, 1) if hidden else course.bank(lesson)
     for exercise in course.exercises_of(lesson).values():
