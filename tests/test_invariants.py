@@ -37,6 +37,7 @@ from oracles import oracle_of
 from autograder.build import build, outcomes_of
 from autograder.course import Course
 from autograder.exercise import Exercise, Mistake
+from autograder.grade import grade_notebook, new_round
 from autograder.judge import FAILED, NOT_ATTEMPTED, PASSED, RAISED, judge
 from autograder.learn import check_object
 from autograder.lesson import BEGIN, END, dedented, source_notebook
@@ -324,6 +325,17 @@ def _run(cells, folder: Path, course: Course) -> tuple[int, str]:
 
 def _code(notebook) -> Iterator:
     return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+@pytest.mark.slow
+@every_lesson
+def test_solved_lesson_earns_all_its_points_in_the_sandbox(course: Course, lesson: str) -> None:
+    """On hidden cases as well; and a blank one earns none."""
+    this = new_round(course, lesson, seed=123)
+    whole = grade_notebook(source_notebook(solved(course, lesson)), this)
+    assert (whole.earned, whole.status) == (this.points, "graded")
+    blank = grade_notebook(release(course, lesson), this)
+    assert (blank.earned, blank.by_hand) == (0, 0)
 
 
 @pytest.mark.slow
