@@ -255,8 +255,11 @@ def grade_all(
     for known in sorted({known for known, work in waiting if not work.reason}, key=repr):
         round_of(course, known)  # once, before the threads ask for it; says what is wrong
 
-    done = _on_dask if scheduler else _here
-    for batch in done(course, waiting, limits, jobs or os.cpu_count() or 1, scheduler):
+    if scheduler:
+        batches = _on_dask(course, waiting, limits, scheduler)
+    else:
+        batches = _here(course, waiting, limits, jobs or os.cpu_count() or 1)
+    for batch in batches:
         graded = [result for result in batch if result.status != NEEDS_PERSON]
         troubles = book.record(graded) if book is not None and graded else {}
         for result in batch:
@@ -274,7 +277,7 @@ Waiting = Sequence[tuple[Terms, Work]]
 
 
 def _here(
-    course: Course, waiting: Waiting, limits: parent.Limits | None, jobs: int, _: str
+    course: Course, waiting: Waiting, limits: parent.Limits | None, jobs: int
 ) -> Iterator[list[Result]]:
     """Results as they come, from threads of this process; few are held at a time."""
     left = iter(waiting)
@@ -295,7 +298,7 @@ def _here(
 
 
 def _on_dask(
-    course: Course, waiting: Waiting, limits: parent.Limits | None, _: int, scheduler: str
+    course: Course, waiting: Waiting, limits: parent.Limits | None, scheduler: str
 ) -> Iterator[list[Result]]:
     """The same map on a Dask cluster, whose workers see the same files at the same paths."""
     try:

@@ -331,10 +331,7 @@ def test_lies_earn_nothing_for_a_wrong_answer(what: str) -> None:
     lie = LIES[what]
     source = lie if "def identity_affine" in lie else f"{lie}\n{WRONG}"
     for result in (graded(source, limits=IMPATIENT), graded(WRONG, lie, limits=IMPATIENT)):
-        if "def identity_affine" in lie and result.exercises[0].earned:
-            continue  # the lie was overridden by nothing: judged below
         assert result.exercises[0].criteria[0].earned == 0
-    assert graded(source, limits=IMPATIENT).exercises[0].criteria[0].earned == 0
 
 
 def test_the_suite_is_large_enough() -> None:
