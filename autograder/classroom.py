@@ -192,7 +192,7 @@ class Judge(NbGraderPreprocessor):
         result.status = results.REPAIRED if repairs else results.GRADED
         result.learner = where["student"]
         result.file = str(folder / "submitted" / where["student"] / name / f"{name}.ipynb")
-        results.write_results([result], folder)
+        results.write_data(result.as_dict(), folder)
         return result
 
 
@@ -281,11 +281,11 @@ def grade_room(
 @contextlib.contextmanager
 def opened(folder: Path, names: Iterable[str]) -> Iterator[Gradebook]:
     """The gradebook, in which each of these lessons is registered."""
-    config = _config(folder)
+    config, names = _config(folder), sorted(set(names))
     try:
-        for name in sorted(set(names)):
+        for name in names:
             _registered(folder, config, name)
-        book = Gradebook(config, show)
+        book = Gradebook(config, names, show)
     except SQLAlchemyError as error:
         raise unwritable(CourseDirectory(config=config).db_url, error) from None
     with book:

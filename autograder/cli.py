@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -220,8 +221,14 @@ def grade(
         works = submissions.gather(found, course)
         task = bar.add_task("grading", total=len(works))
 
+        drawn = 0.0
+
         def tell(data: results.Data) -> None:
+            nonlocal drawn
             bar.advance(task)
+            if time.monotonic() - drawn > 0.1:
+                bar.refresh()
+                drawn = time.monotonic()
             if bar.disable:
                 say(f"  {one_line(data['learner']):<24} {data['total']:<26} {data['status']}")
 
@@ -260,7 +267,8 @@ def _progress() -> Progress:
     rate = TextColumn("{task.speed:.1f}/s" if console.is_terminal else "")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate,
                TimeRemainingColumn())  # fmt: skip
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    # drawn by whoever tells it of progress: a thread that draws could hold a lock when we fork
+    return Progress(*columns, console=console, disable=not console.is_terminal, auto_refresh=False)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from autograder.exercise import Exercise, Outcome
 
 def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
     """The forbidden name that an exercise's definition reaches, or ''."""
-    if not exercise.forbidden:
+    if not exercise.forbidden or not _mentions(sources, exercise.forbidden):
         return ""
     defined: dict[str, list[ast.AST]] = {}
     imported: dict[str, str] = {}
@@ -37,6 +37,13 @@ def found_in_source(sources: Sequence[str], exercise: Exercise) -> str:
                     seen.add(first)
                     waiting.append(first)
     return ""
+
+
+def _mentions(sources: Sequence[str], names: Iterable[str]) -> bool:
+    """Whether the last part of a name may occur in a source; Python folds letters that are not
+    ASCII (ｔorch is torch), so they may be any."""
+    parts = {name.rpartition(".")[2] for name in names}
+    return any(not text.isascii() or any(part in text for part in parts) for text in sources)
 
 
 def found_in_operations(outcomes: Mapping[str, Outcome], exercise: Exercise) -> str:

@@ -1,31 +1,30 @@
 """A class is graded: a map of one pure function over submissions, and one writer.
 
-A few threads read, repair, run and judge (the learners' code runs in other processes, the judging
-takes milliseconds); the caller's thread alone writes whatever is ready: the gradebook first, in one
-transaction, then each result's file, which says that a submission is done. Run again after any
-interruption, it does what is missing. Beyond one machine Dask maps the same function.
+A few workers read, repair, run and judge, each with a warm parent of its own, from which the
+learners' code is forked (sandbox/); this process alone writes whatever is ready: the gradebook
+first, in one transaction, then each result's file, which says that a submission is done. Run again
+after any interruption, it does what is missing. Beyond one machine Dask maps the same function.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from autograder import course as courses
-from autograder import judge, results
+from autograder import judge, results, workers
 from autograder.course import Course, UserError
 from autograder.grade import Round, grade_notebook, new_round
 from autograder.results import GRADED, NEEDS_PERSON, REPAIRED, Result
@@ -54,17 +53,21 @@ def grade_one(
 ) -> Result:
     """Grade one file. Depends on nothing but its arguments and the file; never raises."""
     result = Result("", work.lesson, "", NEEDS_PERSON, work.reason)
-    stands = True  # what went wrong here may go right in the next run
+    stands = bool(work.reason)  # else what goes wrong here may go right in the next run
     if not work.reason:
         try:
             data = read_bytes(work.path)
             work = replace(work, digest=digest(data, work.path))
-            notebook = parsed(data, work.path.name)
-            result = grade_notebook(notebook, round_of(course, terms), limits)
+            try:
+                notebook = parsed(data, work.path.name)
+            except UserError as error:  # as it will be the next time
+                result.reason, stands = str(error), True
+            else:
+                result = grade_notebook(notebook, round_of(course, terms), limits)
+                stands = True
         except UserError as error:
-            result.reason, stands = str(error), False
+            result.reason = str(error)
         except Exception as error:
-            stands = False
             result.reason = f"the grader failed: {type(error).__name__}: {error}"
     result.learner, result.file = work.learner, str(work.path)
     result.repairs = result.repairs + work.others
@@ -117,8 +120,13 @@ def locked(target: Path) -> Iterator[None]:
     place.mkdir(parents=True, exist_ok=True)
     with open(place / "lock", "a+", encoding="ascii") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # this process's alone: no fork has it
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"{place / 'lock'} cannot be locked ({error.strerror}): grade into a folder on "
+                    "this machine (--out)."
+                ) from None
             file.seek(0)
             who = file.read().strip() or "unknown"
             raise UserError(
@@ -150,9 +158,45 @@ def stored_seed(target: Path, begin_next: bool = False) -> int:
 class Book(Protocol):
     """A gradebook, as far as a run needs it (gradebook.py)."""
 
+    @property
+    def pages(self) -> Callable[[Result], Any]:
+        """Makes what a result puts into it: called by the workers, so it can be pickled."""
+
     def holds(self, learner: str, name: str, earned: float) -> bool: ...
 
-    def record(self, results: Sequence[Result]) -> dict[str, str]: ...
+    def record(self, pages: Sequence[Any]) -> dict[str, str]: ...
+
+
+@dataclass
+class Graded:
+    """What a worker hands back: plain data, all of it ready to be written."""
+
+    data: results.Data
+    page: Any = None  # for the gradebook
+
+
+def graded(
+    course: Course,
+    terms: Terms,
+    work: Work,
+    limits: parent.Limits | None = None,
+    pages: Callable[[Result], Any] | None = None,
+) -> Graded:
+    """Grade one file, and make its page for the gradebook; never raises."""
+    result = grade_one(course, terms, work, limits)
+    page = None
+    if pages is not None and result.status != NEEDS_PERSON:
+        try:
+            page = pages(result)
+        except Exception as error:
+            result.status, result.key = NEEDS_PERSON, ""
+            result.reason = f"the grader failed: {type(error).__name__}: {error}"
+    return Graded(result.as_dict(), page)
+
+
+def lost(terms: Terms, work: Work, why: str) -> Graded:
+    """For what ended the process that graded it, twice."""
+    return Graded(Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why).as_dict())
 
 
 @dataclass
@@ -255,51 +299,31 @@ def grade_all(
     for known in sorted({known for known, work in waiting if not work.reason}, key=repr):
         round_of(course, known)  # once, before the threads ask for it; says what is wrong
 
+    task = partial(graded, course, limits=limits, pages=book.pages if book is not None else None)
     if scheduler:
-        batches = _on_dask(course, waiting, limits, scheduler)
+        batches = _on_dask(task, waiting, scheduler)
     else:
-        batches = _here(course, waiting, limits, jobs or os.cpu_count() or 1)
-    for batch in batches:
-        graded = [result for result in batch if result.status != NEEDS_PERSON]
-        troubles = book.record(graded) if book is not None and graded else {}
-        for result in batch:
-            if result.file in troubles:  # one submission's trouble is not the class's
-                result.status, result.key = NEEDS_PERSON, ""
-                result.reason = f"not in the gradebook: {troubles[result.file]}"
-            results.write_results([result], target)
-            data = result.as_dict()
-            summary.add(data)
-            tell(data)
+        batches = workers.mapped(task, waiting, jobs or len(workers.cores()), lost)
+    with contextlib.closing(batches):
+        for batch in batches:
+            pages = [one.page for one in batch if one.page is not None]
+            troubles = book.record(pages) if book is not None and pages else {}
+            for one in batch:
+                if one.data["file"] in troubles:  # one submission's trouble is not the class's
+                    why = f"not in the gradebook: {troubles[one.data['file']]}"
+                    one.data |= {"status": NEEDS_PERSON, "key": "", "reason": why}
+                results.write_data(one.data, target)
+                summary.add(one.data)
+                tell(one.data)
     return summary
 
 
 Waiting = Sequence[tuple[Terms, Work]]
 
 
-def _here(
-    course: Course, waiting: Waiting, limits: parent.Limits | None, jobs: int
-) -> Iterator[list[Result]]:
-    """Results as they come, from threads of this process; few are held at a time."""
-    left = iter(waiting)
-    with parent.stoppable() as stop, ThreadPoolExecutor(jobs) as pool:
-        try:
-            running = {
-                pool.submit(grade_one, course, t, w, limits) for t, w in islice(left, 2 * jobs)
-            }
-            while running:
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for terms, work in islice(left, len(finished)):
-                    running.add(pool.submit(grade_one, course, terms, work, limits))
-                yield [future.result() for future in finished]
-        except BaseException:
-            stop()
-            pool.shutdown(wait=False, cancel_futures=True)  # those that have not begun never do
-            raise
-
-
 def _on_dask(
-    course: Course, waiting: Waiting, limits: parent.Limits | None, scheduler: str
-) -> Iterator[list[Result]]:
+    task: Callable[..., Graded], waiting: Waiting, scheduler: str
+) -> Generator[list[Graded], None, None]:
     """The same map on a Dask cluster, whose workers see the same files at the same paths."""
     try:
         from distributed import CancelledError, Client, KilledWorker, as_completed
@@ -314,20 +338,18 @@ def _on_dask(
         raise UserError(f"There is no Dask scheduler at {scheduler}: {error}") from None
     with client:
         asked = {
-            client.submit(grade_one, course, terms, work, limits, pure=False, retries=2): work
+            client.submit(task, terms, work, pure=False, retries=2): (terms, work)
             for terms, work in waiting
         }
         for future in as_completed(asked):
-            work = asked[future]
             try:
-                result = future.result()
+                one = future.result()
             except KilledWorker:
-                why = "the cluster's workers ended while they graded it"
-                result = Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why)
+                one = lost(*asked[future], "the cluster's workers ended while they graded it")
             except (CancelledError, OSError) as error:
                 raise UserError(
                     f"The Dask cluster at {scheduler} was lost ({type(error).__name__}): run again "
                     "when it is back; what was graded is saved."
                 ) from None
-            yield [result]
+            yield [one]
             future.release()

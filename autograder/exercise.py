@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from autograder.values import Value
@@ -153,7 +154,7 @@ class Case:
     dtype: str = ""  # of a torch probe
     device: str = "cpu"
 
-    @property
+    @cached_property
     def id(self) -> str:
         where = "hidden" if self.hidden else "bank"
         on = "" if self.device == "cpu" else f"/{self.device}"

@@ -1,30 +1,34 @@
 """nbgrader's gradebook and autograded/ folder, filled by one writer in few transactions.
 
 What nbgrader's own preprocessors do for one submission in some thirty transactions, done for some
-submissions in one: the same rows, the same notebook (tests compare them).
+submissions in one: the same rows, the same notebook (tests compare them). What a submission puts
+there, its `Page`, is made wherever it was graded; writing it takes the writer little.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbformat.notebooknode import NotebookNode
 from nbgrader import api
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import compute_checksum, determine_grade, is_grade, is_solution
-from sqlalchemy import func
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from traitlets.config import Config
 
 from autograder import lesson, repair
 from autograder.course import UserError
 from autograder.results import Result, write_beside
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,59 @@ class Released:
     commented: dict[str, str]  # cell name -> id, of cells that get comments
 
 
-class Gradebook:
-    """One course directory's gradebook, open for a run."""
+@dataclass(frozen=True)
+class Page:
+    """What one submission puts into the gradebook and into autograded/."""
 
-    def __init__(self, config: Config, show: Callable[[NotebookNode, Result], None]) -> None:
-        self.config, self.show = config, show
+    learner: str
+    lesson: str
+    file: str
+    earned: float
+    scores: dict[str, float | None]  # by cell name; None where a person gives them
+    comments: dict[str, str | None]
+    unknown: str  # a cell with points that the gradebook does not know
+    text: str  # of the notebook
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Makes pages, anywhere: plain data, and a function that shows a result in its notebook."""
+
+    released: dict[str, Released]  # by lesson
+    show: Callable[[NotebookNode, Result], None]
+
+    def __call__(self, result: Result) -> Page:
+        nb, known = result.notebook, self.released[result.lesson]
+        assert nb is not None
+        self.show(nb, result)
+        nb.metadata["kernelspec"] = known.kernelspec or nb.metadata.get("kernelspec")
+        scores, comments, unknown = dict[str, float | None](), dict[str, str | None](), ""
+        for cell in nb.cells:
+            name = repair.grade_id(cell)
+            if is_grade(cell) and name not in known.graded:
+                unknown = unknown or name
+            if name not in known.checksums:
+                continue
+            cell.metadata.nbgrader["checksum"] = known.checksums[name]
+            if is_grade(cell):
+                scores[name], _ = determine_grade(cell)
+            if is_solution(cell):
+                untouched = known.checksums[name] == compute_checksum(cell)
+                comments[name] = "No response." if untouched else None
+        text = lesson.notebook_text(nb)
+        who = result.learner, result.lesson, result.file
+        return Page(*who, result.earned, scores, comments, unknown, text)
+
+
+class Gradebook:
+    """One course directory's gradebook, open for a run that grades these lessons."""
+
+    def __init__(
+        self, config: Config, names: Iterable[str], show: Callable[[NotebookNode, Result], None]
+    ) -> None:
+        self.config = config
         self.directory = CourseDirectory(config=config)
         self.book = api.Gradebook(self.directory.db_url, self.directory.course_id)
-        self.released: dict[str, Released] = {}
         rows = (
             self.book.db.query(
                 api.SubmittedAssignment.student_id, api.Assignment.name,
@@ -58,6 +107,9 @@ class Gradebook:
             .group_by(api.SubmittedAssignment.id)
         )  # fmt: skip
         self.known = {(student, name): score for student, name, score in rows}
+        self.pages = Pages({name: self._released(name) for name in names}, show)
+        self.book.db.remove()
+        self.book.engine.dispose()  # no connection may be open when workers are forked
 
     def __enter__(self) -> Gradebook:
         return self
@@ -71,133 +123,151 @@ class Gradebook:
         score = self.known.get((learner, name))
         return score is not None and abs(score - earned) < 1e-6 and page.is_file()
 
-    def record(self, results: Sequence[Result]) -> dict[str, str]:
+    def record(self, pages: Sequence[Page]) -> dict[str, str]:
         """Scores into the gradebook, in one transaction, and notebooks into autograded/.
 
         Returns file -> why one of them cannot be recorded. Raises UserError where the gradebook
         itself cannot be written: then none of them is.
         """
-        troubles, stamps = {}, dict[str, Any]()
+        troubles, stamps = dict[str, str](), dict[str, Any]()
+        for page in pages:
+            try:
+                stamps[page.file] = self._timestamp(page)
+            except ValueError as error:
+                troubles[page.file] = str(error)
+        pages = [page for page in pages if page.file not in troubles]
+        for page in pages:
+            if page.unknown:
+                raise UserError(
+                    f"The gradebook does not know {page.unknown}: {page.lesson} was released "
+                    f"before it had that. Run `autograder classroom {self.directory.root}`, in "
+                    f"that folder `nbgrader generate_assignment {page.lesson} --force`, and grade "
+                    "again."
+                )
         try:
-            for result in results:
-                try:
-                    stamps[result.file] = self._timestamp(result)
-                except ValueError as error:
-                    troubles[result.file] = str(error)
-                    continue
-                assert result.notebook is not None
-                self.show(result.notebook, result)
-                self._add(result.notebook, result, stamps[result.file])
-            self.book.db.commit()
+            with self.book.engine.begin() as connection:
+                self._add(connection, pages, stamps)
         except SQLAlchemyError as error:
-            self.book.db.rollback()
             raise unwritable(self.directory.db_url, error) from None
-        finally:
-            self.book.db.remove()  # else it would remember the whole class
-        for result in results:
-            if result.file not in troubles:
-                assert result.notebook is not None
-                if stamps[result.file]:
-                    self._penalties(result.notebook, result)
-                try:
-                    self._write(result.notebook, result)
-                except (PermissionError, FileNotFoundError) as error:  # a file handed in beside it
-                    troubles[result.file] = f"{error.filename} cannot be read"
+        for page in pages:
+            if stamps[page.file]:
+                self._penalties(page)
+            try:
+                self._write(page)
+            except (PermissionError, FileNotFoundError) as error:  # a file handed in beside it
+                troubles[page.file] = f"{error.filename} cannot be read"
         return troubles
 
-    def _timestamp(self, result: Result) -> Any:
+    def _timestamp(self, page: Page) -> Any:
         """When it was handed in, if that is known; raises ValueError for what nbgrader refuses."""
-        if not plain(result.learner):
+        if not plain(page.learner):
             raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
         try:
-            return self.directory.get_existing_timestamp(str(self._place("submitted", result)))
+            return self.directory.get_existing_timestamp(str(self._place("submitted", page)))
         except Exception:  # nbgrader's own message breaks on the way
             raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
 
-    def _place(self, step: str, result: Result) -> Path:
-        return Path(self.directory.format_path(step, result.learner, result.lesson))
+    def _place(self, step: str, page: Page) -> Path:
+        return Path(self.directory.format_path(step, page.learner, page.lesson))
 
-    def _write(self, nb: NotebookNode, result: Result) -> None:
-        target, name = self._place("autograded", result), f"{result.lesson}.ipynb"
-        _copy_others(self._place("submitted", result), target, name)
-        write_beside(target / name, lesson.notebook_text(nb))
-        self.known[result.learner, result.lesson] = result.earned
+    def _write(self, page: Page) -> None:
+        target, name = self._place("autograded", page), f"{page.lesson}.ipynb"
+        _copy_others(self._place("submitted", page), target, name)
+        write_beside(target / name, page.text)
+        self.known[page.learner, page.lesson] = page.earned
 
-    def _add(self, nb: NotebookNode, result: Result, timestamp: Any) -> None:
-        db = self.book.db
-        known = self._released(result.lesson)
-        nb.metadata["kernelspec"] = known.kernelspec or nb.metadata.get("kernelspec")
-        if db.get(api.Student, result.learner) is None:
-            db.add(api.Student(id=result.learner))
-        of = {"assignment_id": known.assignment, "student_id": result.learner}
-        submission = db.query(api.SubmittedAssignment).filter_by(**of).one_or_none()
-        if submission is None:
-            submission = api.SubmittedAssignment(id=api.new_uuid(), **of)
-            db.add(submission)
-        if timestamp:
-            submission.timestamp = timestamp
-        of = {"assignment_id": submission.id, "notebook_id": known.notebook}
-        notebook = db.query(api.SubmittedNotebook).filter_by(**of).one_or_none()
-        if notebook is None:
-            notebook = api.SubmittedNotebook(id=api.new_uuid(), **of)
-            db.add(notebook)
-        db.flush()
-        grades = {g.cell_id: g for g in db.query(api.Grade).filter_by(notebook_id=notebook.id)}
-        comments = {c.cell_id: c for c in db.query(api.Comment).filter_by(notebook_id=notebook.id)}
-        for kind, ids, rows in (
-            (api.Grade, known.graded, grades), (api.Comment, known.commented, comments),
-        ):  # fmt: skip
-            for cell_id in ids.values():
-                if cell_id not in rows:
-                    rows[cell_id] = kind(cell_id=cell_id, notebook_id=notebook.id)
-                    db.add(rows[cell_id])
-        for cell in nb.cells:
-            name = repair.grade_id(cell)
-            if is_grade(cell) and name not in known.graded:
-                raise UserError(
-                    f"The gradebook does not know {name}: {result.lesson} was released before it "
-                    f"had that. Run `autograder classroom {self.directory.root}`, in that folder "
-                    f"`nbgrader generate_assignment {result.lesson} --force`, and grade again."
-                )
-            if name not in known.checksums:
-                continue
-            cell.metadata.nbgrader["checksum"] = known.checksums[name]
-            if is_grade(cell):
-                grade = grades[known.graded[name]]
-                grade.auto_score, _ = determine_grade(cell)
-                grade.needs_manual_grade = (
-                    grade.manual_score is not None or grade.auto_score is None
-                )
-            if is_solution(cell):
-                untouched = known.checksums[name] == compute_checksum(cell)
-                comment = comments[known.commented[name]]
-                comment.auto_comment = "No response." if untouched else None
+    def _add(
+        self, connection: Connection, pages: Sequence[Page], stamps: Mapping[str, Any]
+    ) -> None:
+        """Insert or update all rows of these pages, a table at a time."""
+        known = [self.pages.released[page.lesson] for page in pages]
+        _merged(connection, api.Student, ("id",), [{"id": page.learner} for page in pages])
+        submissions = _merged(
+            connection, api.SubmittedAssignment, ("student_id", "assignment_id"),
+            [{"student_id": p.learner, "assignment_id": k.assignment}
+             for p, k in zip(pages, known, strict=True)],
+        )  # fmt: skip
+        dated = [
+            {"its": row, "timestamp": stamps[page.file]}
+            for page, row in zip(pages, submissions, strict=True)
+            if stamps[page.file]
+        ]
+        if dated:
+            table = api.SubmittedAssignment.__table__
+            connection.execute(update(table).where(table.c.id == bindparam("its")), dated)
+        notebooks = _merged(
+            connection, api.SubmittedNotebook, ("assignment_id", "notebook_id"),
+            [{"assignment_id": row, "notebook_id": k.notebook}
+             for row, k in zip(submissions, known, strict=True)],
+        )  # fmt: skip
+        table = api.Grade.__table__
+        scored = select(table.c.notebook_id, table.c.cell_id).where(
+            table.c.notebook_id.in_(notebooks), table.c.manual_score.is_not(None)
+        )
+        by_hand = {tuple(row) for row in connection.execute(scored)}
+        grades, comments = list[Row](), list[Row]()
+        for page, released, notebook in zip(pages, known, notebooks, strict=True):
+            for name, cell in released.graded.items():
+                score = page.scores.get(name)
+                look = score is None or (notebook, cell) in by_hand
+                grades.append({"notebook_id": notebook, "cell_id": cell, "auto_score": score,
+                               "needs_manual_grade": look})  # fmt: skip
+            for name, cell in released.commented.items():
+                comments.append({"notebook_id": notebook, "cell_id": cell,
+                                 "auto_comment": page.comments.get(name)})  # fmt: skip
+        _merged(connection, api.Grade, ("notebook_id", "cell_id"), grades)
+        _merged(connection, api.Comment, ("notebook_id", "cell_id"), comments)
 
     def _released(self, name: str) -> Released:
-        if name not in self.released:
-            found = self.book.find_notebook(name, name)
-            tasks = {cell.name: cell.id for cell in found.task_cells}
-            self.released[name] = Released(
-                found.assignment_id,
-                found.id,
-                json.loads(found.kernelspec) if found.kernelspec else None,
-                {cell.name: cell.checksum for cell in found.source_cells},
-                tasks | {cell.name: cell.id for cell in found.grade_cells},
-                tasks | {cell.name: cell.id for cell in found.solution_cells},
-            )
-        return self.released[name]
+        found = self.book.find_notebook(name, name)
+        tasks = {cell.name: cell.id for cell in found.task_cells}
+        return Released(
+            found.assignment_id,
+            found.id,
+            json.loads(found.kernelspec) if found.kernelspec else None,
+            {cell.name: cell.checksum for cell in found.source_cells},
+            tasks | {cell.name: cell.id for cell in found.grade_cells},
+            tasks | {cell.name: cell.id for cell in found.solution_cells},
+        )
 
-    def _penalties(self, nb: NotebookNode, result: Result) -> None:
+    def _penalties(self, page: Page) -> None:
         where = {
-            "student": result.learner,
-            "assignment": result.lesson,
-            "notebook": result.lesson,
+            "student": page.learner,
+            "assignment": page.lesson,
+            "notebook": page.lesson,
             "db_url": self.directory.db_url,
         }
+        empty = nbformat.v4.new_notebook()
         try:
-            AssignLatePenalties(config=self.config).preprocess(nb, {"nbgrader": where})
+            AssignLatePenalties(config=self.config).preprocess(empty, {"nbgrader": where})
         except SQLAlchemyError as error:
             raise unwritable(self.directory.db_url, error) from None
+
+
+def _merged(
+    connection: Connection, kind: Any, by: tuple[str, ...], rows: Sequence[Row]
+) -> list[str]:
+    """Insert the rows that are not there, found by the columns `by`, and update the others;
+    returns their ids."""
+    if not rows:
+        return []
+    table, values = kind.__table__, [name for name in rows[0] if name not in by]
+    there = select(table.c.id, *(table.c[name] for name in by))
+    mine = table.c[by[0]].in_({row[by[0]] for row in rows})
+    ids = {tuple(key): number for number, *key in connection.execute(there.where(mine))}
+    new, old = dict[tuple[Any, ...], Row](), list[Row]()
+    for row in rows:
+        key = tuple(row[name] for name in by)
+        if key in ids:
+            old.append({"its": ids[key], **{name: row[name] for name in values}})
+        else:
+            new.setdefault(key, {"id": api.new_uuid(), **row})
+    if new:
+        connection.execute(insert(table), list(new.values()))
+    if old and values:
+        connection.execute(update(table).where(table.c.id == bindparam("its")), old)
+    ids |= {key: row["id"] for key, row in new.items()}
+    return [ids[tuple(row[name] for name in by)] for row in rows]
 
 
 def _copy_others(source: Path, target: Path, notebook: str) -> None:

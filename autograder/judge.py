@@ -87,6 +87,7 @@ class ExerciseResult:
         return data | {"points": self.points}
 
 
+@np.errstate(all="ignore")  # a warning in a check cell would cost points
 def judge(
     exercise: Exercise,
     cases: Sequence[Case],
@@ -365,6 +366,8 @@ def _form_result(
     ]
     if not faults:
         return result(PASSED, explain.Message())
+    faulty = {id(case) for case, _ in faults}
+    ran.sort(key=lambda pair: id(pair[1]) not in faulty)  # where most mistakes say otherwise
     mistakes = [m for m in exercise.mistakes if _form_explained(criterion, m, ran)]
     mistakes = mistakes if len(mistakes) <= 2 else []
     case, name = next((f for f in faults if not f[0].hidden), faults[0])

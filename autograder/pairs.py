@@ -1,32 +1,46 @@
 """Two mistakes at once: looked for where no single one explains a criterion, in softer words.
 
-Needs the references, so a checkout; costs seconds for a criterion with many mistakes, once a
-round, so it never holds up a verdict.
+Needs the references, so a checkout. What a pair returns is computed when a submission asks for it,
+and kept for the round: most pairs are ruled out by one case.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+
+import numpy as np
 
 from autograder import explain
 from autograder.compare import outcomes_agree, tolerance_of
 from autograder.drive import outcome_of
-from autograder.exercise import Case, Criterion, Exercise, Mistake, Outcome
+from autograder.exercise import Case, Criterion, Exercise, Failure, Mistake, Outcome
 from autograder.judge import FAILED, ExerciseResult
-from autograder.lesson import LessonError, References
+from autograder.lesson import LessonError, References, no_differences
+
+
+@dataclass
+class _Pair:
+    """Two mistakes in one source, and what that returned so far, by case id."""
+
+    one: Mistake
+    other: Mistake
+    source: str
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
 class Pairs:
-    """The pairs of one exercise's mistakes, computed when first asked for, then kept."""
+    """The pairs of one exercise's mistakes, made when first asked for, then kept."""
 
     def __init__(self, references: References, exercise: Exercise, cases: Sequence[Case]) -> None:
         self.references = references
         self.exercise = exercise
         self.cases = [case for case in cases if case.exercise == exercise.name]
-        self._known: dict[str, list[tuple[Mistake, Mistake, Mapping[str, Outcome]]]] = {}
+        self._known: dict[str, list[_Pair]] = {}
 
+    @np.errstate(all="ignore")
     def explained(self, result: ExerciseResult, outcomes: Mapping[str, Outcome]) -> ExerciseResult:
         """The result, with "looks like A together with B" where just one pair fits."""
         criteria = []
@@ -48,34 +62,46 @@ class Pairs:
         own = [case for case in self.cases if case.criterion == criterion.name]
         ran = [case for case in own if case.id in outcomes and not outcomes[case.id].failure]
         found = []
-        for one, other, predicted in self._computed(criterion, own):
+        for pair in self._made(criterion, own):
             telling = 0
             for case in ran:
                 got, tolerance = outcomes[case.id], tolerance_of(criterion, case)
-                if not outcomes_agree(predicted[case.id], got, criterion.outputs, tolerance):
+                predicted = self._predicted(pair, criterion, case)
+                if not outcomes_agree(predicted, got, criterion.outputs, tolerance):
                     break
                 telling += not outcomes_agree(case.expected, got, criterion.outputs, tolerance)
             else:
                 if telling >= 2:
-                    found.append((one, other))
+                    found.append((pair.one, pair.other))
         return found[0] if len(found) == 1 else None
 
-    def _computed(
-        self, criterion: Criterion, own: Sequence[Case]
-    ) -> list[tuple[Mistake, Mistake, Mapping[str, Outcome]]]:
-        """What every pair that fails this criterion in two ways returns on its cases."""
+    def _made(self, criterion: Criterion, own: Sequence[Case]) -> list[_Pair]:
+        """Every two mistakes that both fail this criterion, and go together."""
         if criterion.name not in self._known:
             telling = [m for m in self.exercise.mistakes
                        if m.patch and any(m.name in case.mistakes for case in own)]  # fmt: skip
-            uses = self.references.uses(self.exercise)
-            made: list[tuple[Mistake, Mistake, Mapping[str, Outcome]]] = []
+            made: list[_Pair] = []
             for one, other in combinations(telling, 2):
                 both = replace(one, patch=(*one.patch, *other.patch))
                 try:
-                    learners = self.references.mistaken(self.exercise, both)
+                    source = self.references.mistaken_source(self.exercise, both)
                 except LessonError:
-                    continue  # the two do not go together
-                predicted = {c.id: outcome_of(c, self.exercise, learners, uses) for c in own}
-                made.append((one, other, predicted))
+                    continue
+                made.append(_Pair(one, other, source))
             self._known[criterion.name] = made
         return self._known[criterion.name]
+
+    def _predicted(self, pair: _Pair, criterion: Criterion, case: Case) -> Outcome:
+        if case.id not in pair.outcomes:
+            pair.outcomes[case.id] = self._outcome(pair, criterion, case)
+        return pair.outcomes[case.id]
+
+    def _outcome(self, pair: _Pair, criterion: Criterion, case: Case) -> Outcome:
+        with warnings.catch_warnings(), no_differences(criterion):
+            warnings.simplefilter("ignore", SyntaxWarning)  # two patches may make odd Python,
+            try:
+                learners = self.references.load(self.exercise.name, pair.source)
+            except LessonError:  # or none
+                return Outcome(failure=Failure("raised", "SyntaxError"))
+            uses = self.references.uses(self.exercise)
+            return outcome_of(case, self.exercise, learners, uses)

@@ -8,7 +8,6 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,13 +60,13 @@ class Result:
         return data | {"exercises": [exercise.as_dict() for exercise in self.exercises]}
 
 
-def write_results(results: Iterable[Result], folder: Path) -> None:
-    """One JSON file for each result, results/<lesson>/<learner>.json; raises UserError."""
-    for result in results:
-        if result.lesson:  # the same file, which could not be read the last time
-            path_of(folder, result.learner, "", result.file).unlink(missing_ok=True)
-        path = path_of(folder, result.learner, result.lesson, result.file)
-        write_beside(path, json.dumps(result.as_dict(), indent=1), mode=0o600)  # holds the seed
+def write_data(data: Data, folder: Path) -> None:
+    """One result's file, results/<lesson>/<learner>.json; raises UserError."""
+    learner, lesson, file = data["learner"], data["lesson"], data["file"]
+    if lesson:  # the same file, which could not be read the last time
+        path_of(folder, learner, "", file).unlink(missing_ok=True)
+    path = path_of(folder, learner, lesson, file)
+    write_beside(path, json.dumps(data, indent=1), mode=0o600)  # holds the seed
 
 
 def path_of(folder: Path, learner: str, lesson: str, file: object) -> Path:

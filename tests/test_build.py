@@ -4,10 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
+from helpers import OURS
 
 from autograder import course
 from autograder.build import build
+from autograder.lesson import notebook_text
 
 TOY = Path(__file__).parent / "toy_course"
 
@@ -161,3 +164,22 @@ def test_a_notebook_without_its_lesson_is_pointed_out(toy):
     (toy / "course" / "09_gone.ipynb").write_text("{}")
     (said,) = build(course.at(toy), check=True)
     assert said.endswith("09_gone.ipynb has no solved lesson: delete it.")
+
+
+@pytest.mark.parametrize("name", ["odd", "empty", *OURS.lessons])
+def test_a_notebooks_text_is_what_nbformat_writes(name):
+    if name in OURS.lessons:
+        notebook = nbformat.read(OURS.notebooks / f"{name}.ipynb", as_version=4)
+    else:
+        notebook = nbformat.v4.new_notebook(metadata={"cells": [], "z": {"é": [1, 2.5, None]}})
+    if name == "odd":
+        picture = {"a.png": {"image/png": "aGVsbG8=\n"}}
+        shown = nbformat.v4.new_output("display_data", {"text/plain": "a\nb", "text/html": "<b>"})
+        notebook.cells = [
+            nbformat.v4.new_markdown_cell('"cells": []\n ],\n é ☃', attachments=picture),
+            nbformat.v4.new_code_cell("", outputs=[shown], execution_count=3),
+            nbformat.v4.new_raw_cell("x" * 30_000),
+            nbformat.v4.new_code_cell("a = 1\r\nb = 2\u2028\n", metadata={"tags": ["demo"]}),
+        ]
+    for _ in range(2):
+        assert notebook_text(notebook) == nbformat.v4.writes(notebook) + "\n"

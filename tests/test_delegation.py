@@ -32,6 +32,7 @@ BORROWED = {
     "class Scale:\n    def forward(self, x):\n        return helper(x)",
     "an alias": "work = torch.nn.functional.batch_norm\nclass Scale:\n    forward = work",
     "a magic before it": "%matplotlib inline\nclass Scale(torch.nn.LayerNorm):\n    pass",
+    "letters that Python folds": "class Scale(ｔorch.nn.Ｌayerℕorm):\n    pass",
 }
 
 OWN_WORK = {

@@ -174,6 +174,15 @@ def room(folder, tmp_path_factory) -> Path:
     return place
 
 
+def test_what_cannot_be_read_is_found_when_it_is_graded_and_stays_known(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    for summary in (classroom.grade_room(mine, OURS), classroom.grade_room(mine, OURS)):
+        (line,) = summary.for_a_person()
+        assert "unreadable" in line
+        assert "is not JSON (line 1): save it again" in line
+    assert summary.again == len(summary.briefs) == len(list((room / "submitted").iterdir()))
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_and_run_again_the_gradebook_is_the_same(room, tmp_path) -> None:
     whole = shutil.copytree(room, tmp_path / "whole")
@@ -435,12 +444,12 @@ def test_a_cluster_that_is_lost_is_a_sentence(what, folder, tmp_path, monkeypatc
 
         def release(self) -> None: ...
 
-        def result(self) -> results.Result:
+        def result(self) -> engine.Graded:
             if what == "the scheduler":
                 raise distributed.client.FutureCancelledError("x", "scheduler-connection-lost", "")
             if self.work.learner == "learner-1":
                 raise distributed.KilledWorker("x", None, 1)
-            return results.Result(self.work.learner, LESSON, str(self.work.path), NEEDS_PERSON)
+            return engine.lost(engine.Terms(LESSON, 5), self.work, "for this test")
 
     class Client:
         def __init__(self, *ignored, **also) -> None: ...
@@ -448,7 +457,7 @@ def test_a_cluster_that_is_lost_is_a_sentence(what, folder, tmp_path, monkeypatc
             return self
 
         def __exit__(self, *ignored) -> None: ...
-        def submit(self, f, course, terms, work, *ignored, **also) -> Future:
+        def submit(self, task, terms, work, **also) -> Future:
             return Future(work)
 
     monkeypatch.setattr(distributed, "Client", Client)

@@ -227,15 +227,16 @@ NAMES_OF_LEARNERS = ["\udcff\udcfe", "😀" * 60 + "1", "😀" * 60 + "2", "..",
 
 def test_each_learner_has_a_results_file_whatever_the_name(tmp_path) -> None:
     made = [Result(name, LESSON, "f", GRADED) for name in NAMES_OF_LEARNERS]
-    results.write_results(made, tmp_path)
+    for one in made:
+        results.write_data(one.as_dict(), tmp_path)
     read = [result["learner"] for result in results.read_results(tmp_path)]
     assert sorted(read) == sorted(NAMES_OF_LEARNERS)
     assert {path.parent for path in tmp_path.rglob("*.json")} == {tmp_path / "results" / LESSON}
 
 
 def test_a_file_that_was_mended_counts_once(tmp_path) -> None:
-    results.write_results([Result("anna", "", "work.ipynb", NEEDS_PERSON)], tmp_path)
-    results.write_results([Result("anna", LESSON, "work.ipynb", GRADED)], tmp_path)
+    results.write_data(Result("anna", "", "work.ipynb", NEEDS_PERSON).as_dict(), tmp_path)
+    results.write_data(Result("anna", LESSON, "work.ipynb", GRADED).as_dict(), tmp_path)
     assert [result["status"] for result in results.read_results(tmp_path)] == [GRADED]
 
 

@@ -306,10 +306,27 @@ def limit_memory(allowance: int) -> None:
     machine's memory ends."""
     import resource  # not on Windows, where `autograder doctor` reads this file
 
-    with open("/proc/self/statm", encoding="ascii") as file:
-        present = int(file.read().split()[0]) * resource.getpagesize()
+    statm = os.open("/proc/self/statm", os.O_RDONLY)  # by hand: open() costs a child a millisecond
+    present = int(os.read(statm, 100).split()[0]) * resource.getpagesize()
+    os.close(statm)
     resource.setrlimit(resource.RLIMIT_AS, (present + allowance,) * 2)
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, b"1000")
+    os.close(score)
+
+
+def huge_pages() -> None:
+    """Lay this process's memory into huge pages, where the kernel can: a fork then copies an entry
+    for two megabytes instead of five hundred, and is three times as quick where torch is loaded."""
+    size, collapse = 1 << 21, 25  # MADV_COLLAPSE: Linux 6.1
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        lines = [line.split() for line in file]
+    for place, access, _, _, _, *name in lines:
+        if access == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(number, 16) for number in place.split("-"))
+            for address in range(-(-begin // size) * size, end // size * size, size):
+                libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), collapse)
 
 
 def report() -> list[str]:

@@ -22,7 +22,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from autograder.course import UserError
 from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.sandbox import isolation
-from autograder.sandbox.wire import Conversation, Execution, Pipes, stopping
+from autograder.sandbox.wire import Conversation, Execution, Pipes
 from autograder.values import to_json
 
 LSM, PROCESS = isolation.LEVEL, "process"
@@ -57,15 +57,6 @@ class Limits:
     memory_bytes: int | None = 2_000_000_000  # of address space, beside what the warm parent has
     file_bytes: int = 64_000_000
     starts: int = 12  # of a child for one submission
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[Callable[[], None]]:
-    """Gives a function that ends every run in progress, in whatever thread: KeyboardInterrupt."""
-    try:
-        yield stopping.set
-    finally:
-        stopping.clear()
 
 
 # ---- warm parents ----------------------------------------------------------------------------
