@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from alembic.script import ScriptDirectory
 from nbformat.notebooknode import NotebookNode
-from nbgrader import api
+from nbgrader import api, dbutil
 from nbgrader.apps import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import NbGraderPreprocessor
+from sqlalchemy import Column, MetaData, String, Table, create_engine, inspect
 from sqlalchemy.exc import SAWarning, SQLAlchemyError
 from traitlets import Unicode
 from traitlets.config import Config, PyFileConfigLoader
@@ -298,9 +300,24 @@ def _config(folder: Path) -> Config:
     return config
 
 
+def _begin(url: str) -> None:
+    """Make a new gradebook say which version of nbgrader's tables it holds; nbgrader asks alembic,
+    in a process that takes two seconds."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        if not inspect(connection).get_table_names():
+            version = Column("version_num", String(32), nullable=False)
+            table = Table("alembic_version", MetaData(), version)
+            table.create(connection)
+            head = ScriptDirectory(dbutil.ALEMBIC_DIR).get_current_head()
+            connection.execute(table.insert(), {"version_num": head})
+    engine.dispose()
+
+
 def _registered(folder: Path, config: Config, name: str) -> None:
     """Make sure that the gradebook knows the lesson: what `nbgrader generate_assignment` does."""
     directory = CourseDirectory(config=config)
+    _begin(directory.db_url)
     with api.Gradebook(directory.db_url, directory.course_id) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
     if name in known:

@@ -35,6 +35,8 @@ def main() -> None:
     """Run the command; a user's mistake is a sentence and exit code 2, never a traceback."""
     with contextlib.suppress(ValueError):  # only the main thread may
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # children and folders go, too
+    # jsonschema's grammar of international addresses, which no notebook needs, takes a second
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
         app()
     except UserError as error:

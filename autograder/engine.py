@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from autograder import course as courses
 from autograder import judge, results, workers
 from autograder.course import Course, UserError
-from autograder.grade import Round, grade_notebook, new_round
+from autograder.grade import Round, grade_notebook, new_round, warm_up
 from autograder.results import GRADED, NEEDS_PERSON, REPAIRED, Result
 from autograder.sandbox import parent
 from autograder.submissions import Work, digest, parsed, read_bytes
@@ -296,14 +296,17 @@ def grade_all(
             tell(before)
         else:
             waiting.append((known, work))
-    for known in sorted({known for known, work in waiting if not work.reason}, key=repr):
-        round_of(course, known)  # once, before the threads ask for it; says what is wrong
-
+    jobs = min(jobs or len(workers.cores()), len(waiting))
+    wanted = sorted({known for known, work in waiting if not work.reason}, key=repr)
+    if jobs == 1 and not scheduler and wanted:
+        warm_up(course, wanted[0].lesson, wanted[0].level)
+    for known in wanted:
+        round_of(course, known)  # once, before the workers ask for it; says what is wrong
     task = partial(graded, course, limits=limits, pages=book.pages if book is not None else None)
     if scheduler:
         batches = _on_dask(task, waiting, scheduler)
     else:
-        batches = workers.mapped(task, waiting, jobs or len(workers.cores()), lost)
+        batches = workers.mapped(task, waiting, jobs, lost)
     with contextlib.closing(batches):
         for batch in batches:
             pages = [one.page for one in batch if one.page is not None]

@@ -88,7 +88,7 @@ def _assembled(
     pairs = {}
     if references is not None:
         pairs = {name: Pairs(references, found, cases) for name, found in exercises.items()}
-    release = nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
+    release = _release(course, lesson)
     every, more = cases + on_gpu, earlier_exercises(course, exercises)
     return Round(
         lesson, release, exercises, every, written, seed, pairs, dry_runs, without, *more,
@@ -109,6 +109,16 @@ def imported(notebook: NotebookNode) -> tuple[str, ...]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.append(node.module)
     return tuple(n for n in dict.fromkeys(["numpy", *found]) if n.split(".")[0] != "autograder")
+
+
+def warm_up(course: Course, lesson: str, level: str) -> None:
+    """Begin to start what a lesson's submissions will run in, while the round is computed."""
+    parent.must_have(level)
+    parent.begin(imported(_release(course, lesson)), level)
+
+
+def _release(course: Course, lesson: str) -> NotebookNode:
+    return nbformat.read(course.notebooks / f"{lesson}.ipynb", as_version=4)
 
 
 def needs_torch(exercises: Iterable[Exercise]) -> None:
@@ -207,6 +217,7 @@ def check_notebook(
 ) -> Result:
     """Judge a notebook on the case bank alone, as `check` does; needs no solved lessons (with
     them, unexplained outputs are also compared with pairs of mistakes)."""
+    warm_up(course, lesson, parent.PROCESS)  # their own code, on their own machine
     exercises = course.exercises_of(lesson)
     if wanted:
         exercises = {name: exercises[name] for name in wanted}
@@ -215,9 +226,7 @@ def check_notebook(
     references = None
     if course.solutions is not None:
         references = lessons.References(lessons.read(course, lesson), course)
-    this = _assembled(
-        course, lesson, exercises, cases, references, device, {}, 0, parent.PROCESS
-    )  # their own code, on their own machine
+    this = _assembled(course, lesson, exercises, cases, references, device, {}, 0, parent.PROCESS)
     return grade_notebook(notebook, this)
 
 

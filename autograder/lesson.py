@@ -248,7 +248,8 @@ def notebook_text(notebook: NotebookNode) -> str:
 
 def _cell_text(cell: str) -> str:
     """One cell, given as JSON, as it stands in the file of a notebook."""
-    alone = nbformat.v4.new_notebook(cells=[nbformat.from_dict(json.loads(cell))])
+    cells = [nbformat.from_dict(json.loads(cell))]
+    alone = NotebookNode(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)
     text = nbformat.v4.writes(alone)
     return text[text.index(CELLS) + len(CELLS) + 1 : text.rindex("\n ],")]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbgrader.api import Gradebook
+from sqlalchemy import inspect, text
 
 from autograder import classroom, course, grade, lesson, repair, results, sample_class
 from autograder.course import UserError
@@ -108,6 +109,18 @@ def test_a_graded_check_cell_has_one_execute_result_that_nbgrader_reads_as_the_p
     assert set(cell.outputs[0].data) == {"text/plain", "text/html"}
     assert determine_grade(cell) == (5.0, 5.0)
     assert release.cells
+
+
+def test_a_new_gradebook_has_the_version_that_nbgrader_would_give_it(tmp_path):
+    url = f"sqlite:///{tmp_path}/gradebook.db"
+    for _ in range(2):
+        classroom._begin(url)
+    with Gradebook(url, "normalization") as ours, Gradebook("sqlite://", "normalization") as theirs:
+        asked = text("select * from alembic_version")
+        assert list(ours.db.execute(asked)) == list(theirs.db.execute(asked))
+        assert set(inspect(ours.engine).get_table_names()) == set(
+            inspect(theirs.engine).get_table_names()
+        )
 
 
 def test_the_class_secret_is_its_owners_alone_and_stays(tmp_path):

@@ -102,43 +102,60 @@ def must_have(level: str) -> None:
 
 
 class Warm:
-    """One warm parent, which forks children, one at a time. Used by one thread."""
+    """One warm parent, which forks children, one at a time. Used by one thread.
+
+    It starts at once, and is waited for when the first child is asked for.
+    """
 
     def __init__(self, preload: Sequence[str], level: str) -> None:
         self.level = level
         self.home = tempfile.mkdtemp(prefix="submissions-")
         self.folder = os.path.join(self.home, "empty")  # where children work that cannot write
         os.mkdir(self.folder)
-        ours, theirs = socket.socketpair()
-        self.control = ours
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-W", "ignore", "-c", BOOT, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            cwd=self.folder,
-            env=_environment(self.home),
-            start_new_session=True,
-        )
-        theirs.close()
+        self.ready = False
+        self.control, theirs = socket.socketpair()
         self.control.settimeout(120)
-        begin = {"sources": _sources(), "preload": list(preload), "level": level}
         try:
-            started = self._ask(begin)
-        except (OSError, EOFError) as error:
-            self.close()
-            raise RuntimeError(f"the sandbox did not start: {error}") from None
-        if "refused" in started:
-            self.close()
-            raise UserError(f"Cannot isolate learners' code: {started['refused']}. {TRUST}")
+            with theirs, open(self._errors, "wb") as errors:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-B", "-W", "ignore", "-c", BOOT, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    pass_fds=[theirs.fileno()],
+                    cwd=self.folder,
+                    env=_environment(self.home),
+                    start_new_session=True,
+                )
+            self._say({"sources": _sources(), "preload": list(preload), "level": level})
+        except BaseException:
+            self.control.close()
+            _remove(self.home)
+            raise
 
-    def _ask(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+    @property
+    def _errors(self) -> str:
+        return os.path.join(self.home, "errors")
+
+    def _wait(self) -> None:
+        """Until it has imported everything; raises UserError where it cannot isolate."""
+        try:
+            started = self._hear()
+        except (OSError, EOFError) as error:
+            said = Path(self._errors).read_text(errors="replace").strip().split("\n")[-1]
+            raise RuntimeError(f"the sandbox did not start: {said or error}") from None
+        if "refused" in started:
+            raise UserError(f"Cannot isolate learners' code: {started['refused']}. {TRUST}")
+        self.ready = True
+
+    def _say(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode() + b"\n"
         if descriptors:
             socket.send_fds(self.control, [data], list(descriptors))
         else:
             self.control.sendall(data)
+
+    def _hear(self) -> dict[str, Any]:
         answer = b""
         while not answer.endswith(b"\n"):
             more = self.control.recv(1 << 16)
@@ -148,15 +165,19 @@ class Warm:
         return json.loads(answer)
 
     def fork(self, job: dict[str, Any], messages: int, tasks: int, folder: str) -> None:
+        if not self.ready:
+            self._wait()
         place = os.open(folder, os.O_RDONLY)
         try:
-            self._ask({"fork": job}, (messages, tasks, place))
+            self._say({"fork": job}, (messages, tasks, place))
         finally:
             os.close(place)
+        self._hear()
 
     def end(self, patience: float) -> dict[str, Any]:
         """The child's exit code, CPU seconds and peak memory; it and its session are gone."""
-        return self._ask({"end": patience})
+        self._say({"end": patience})
+        return self._hear()
 
     def close(self) -> None:
         self.control.close()  # it ends the child and itself
@@ -170,6 +191,13 @@ class Warm:
 
 _idle: dict[tuple[int, tuple[str, ...], str], list[Warm]] = {}  # by our own process, too
 _lock = threading.Lock()
+
+
+def begin(preload: Sequence[str], level: str) -> None:
+    """Start a warm parent with these modules, for whoever runs the first submission."""
+    key = (os.getpid(), tuple(preload), level)
+    if not _idle.get(key):
+        _idle[key] = [Warm(preload, level)]
 
 
 @contextlib.contextmanager

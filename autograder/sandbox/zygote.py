@@ -49,6 +49,7 @@ def serve(
     modules: dict[str, types.ModuleType],
 ) -> None:
     """Fork a child for each request, until the grader is gone."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker's, which started us, is off
     isolation, child = modules["isolation"], modules["child"]
     sys.path[:] = [p for p in sys.path if p.startswith((sys.prefix, sys.base_prefix, "/usr/"))]
     shell = warm(preload, child, modules["values"])
