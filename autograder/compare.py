@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -106,6 +106,39 @@ def outcomes_agree(
         elif not agree(want, have, tolerance, strict):
             return False
     return True
+
+
+class Glance:
+    """What outputs of these names should be on all of these cases, in one array: where all is
+    right, one look tells. Where it does not, each has to be looked at for itself."""
+
+    def __init__(
+        self, cases: Sequence[Case], names: Sequence[str], tolerance: Callable[[Case], float]
+    ) -> None:
+        self.cases = tuple(cases)
+        self.asked = [(case, name) for case in cases for name in names]
+        wanted = [case.expected.outputs.get(name, ABSENT) for case, name in self.asked]
+        self.forms = [(want.type, want.dtype, want.shape) for want in wanted]
+        arrays = [want.array for want in wanted if want.array is not None]
+        self.possible = 0 < len(arrays) == len(wanted)
+        if self.possible:
+            self.numbers = np.concatenate([array.ravel() for array in arrays], dtype=float)
+            near = [tolerance(c) * v.scale for (c, _), v in zip(self.asked, wanted, strict=True)]
+            self.near = np.repeat(near, [array.size for array in arrays])
+
+    def tells(self, outcomes: Mapping[str, Outcome]) -> tuple[bool, bool]:
+        """Whether all numbers are seen to be right, and all forms, too."""
+        if not self.possible:
+            return False, False
+        got = [outcomes[case.id].outputs.get(name, ABSENT) for case, name in self.asked]
+        forms = [(value.type, value.dtype, value.shape) for value in got]
+        arrays = [value.array for value in got if value.array is not None]
+        shapes = [shape for _, _, shape in forms]
+        if len(arrays) < len(got) or shapes != [shape for _, _, shape in self.forms]:
+            return False, False
+        numbers = np.concatenate([array.ravel() for array in arrays], dtype=float)
+        right = bool((np.abs(numbers - self.numbers) <= self.near).all())
+        return right, right and forms == self.forms
 
 
 def form_of(value: Value) -> tuple[str, str, tuple[int, ...]]:

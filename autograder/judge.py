@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from autograder import explain
 from autograder.compare import (
     ABSENT,
     LOW,
+    Glance,
     agree,
     form_of,
     outcomes_agree,
@@ -120,6 +123,20 @@ def judge(
     return ExerciseResult(exercise.name, tuple(ordered))
 
 
+_glances: WeakKeyDictionary[Case, dict[Any, Glance]] = WeakKeyDictionary()
+
+
+def _glance(
+    cases: Sequence[Case], names: tuple[str, ...], tolerance: Callable[[Case], float], about: Any
+) -> Glance:
+    """The same for every submission of a round, so made once; `about` stands for `tolerance`."""
+    of_case = _glances.setdefault(cases[0], {})
+    known = of_case.get((names, about))
+    if known is None or known.cases != tuple(cases):
+        known = of_case[names, about] = Glance(cases, names, tolerance)
+    return known
+
+
 class _Judged:
     """One criterion, its cases, and how each came out."""
 
@@ -131,6 +148,14 @@ class _Judged:
         self.outcome = {case.id: outcomes.get(case.id, Outcome(failure=BLANK)) for case in cases}
         self.wrong, self.stopped, self.blank = [], [], []
         self.right: set[str] = set()
+        self.in_form = False  # seen at a glance
+        if cases:
+            about = criterion.name, criterion.tolerance, criterion.condition
+            glance = _glance(cases, criterion.outputs, partial(tolerance_of, criterion), about)
+            all_right, self.in_form = glance.tells(self.outcome)
+            if all_right:
+                self.right = set(self.outcome)
+                return
         for case in cases:
             failure = self.outcome[case.id].failure
             if failure and failure.type == "NotImplementedError":
@@ -360,8 +385,9 @@ def _form_result(
            if not j.outcome[case.id].failure and not case.expected.failure]  # fmt: skip
     faults = [
         (case, name)
-        for j, case in ran
-        for name in (*j.criterion.outputs, *criterion.outputs)
+        for j in everything
+        for case, names in _to_be_looked_at(criterion, j)
+        for name in names
         if _form_fault(criterion, case.expected, j.outcome[case.id], name)
     ]
     if not faults:
@@ -374,6 +400,20 @@ def _form_result(
     got = next(j.outcome[case.id] for j, c in ran if c is case)
     message = explain.form(exercise, criterion, case, name, got, mistakes)
     return result(FAILED, message, mistakes)
+
+
+def _to_be_looked_at(
+    criterion: Criterion, judged: _Judged
+) -> Iterator[tuple[Case, tuple[str, ...]]]:
+    """The cases that ran, and those of their outputs whose form a glance did not tell."""
+    names = () if judged.in_form else judged.criterion.outputs
+    if judged.cases and criterion.outputs:
+        evidence = _glance(judged.cases, criterion.outputs, lambda case: 0.0, "evidence")
+        if evidence.tells(judged.outcome) != (True, True):
+            names = (*names, *criterion.outputs)
+    for case in judged.cases if names else ():
+        if not judged.outcome[case.id].failure and not case.expected.failure:
+            yield case, names
 
 
 def _form_fault(criterion: Criterion, expected: Outcome, got: Outcome, name: str) -> bool:

@@ -5,6 +5,7 @@ This file is also loaded, alone, inside the sandbox: it imports nothing of the p
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import io
 import linecache
@@ -326,9 +327,84 @@ def from_json(data: Any) -> Value:
     if isinstance(data, list):
         array = _array(data, "float64")
         return Value("ndarray", "float64", array.shape, array)
-    kind, dtype, shape = data.get("type"), data.get("dtype"), data.get("shape")
-    device, problem = data.get("device", ""), data.get("problem", "")
-    if not all(isinstance(text, str) for text in (kind, dtype, device, problem)):
+    problem = data.get("problem", "")
+    if not isinstance(problem, str):
+        raise ValueError("a problem is a string")
+    asked = (data.get("type"), data.get("dtype"), data.get("shape"), data.get("device", ""))
+    kind, dtype, shape, device = _form(*asked)
+    if "data" not in data:
+        known = dtype if dtype in DTYPES else ""
+        return Value(kind, known, shape, None, device, _known_problem(problem, kind))
+    if too_many(shape):
+        raise ValueError("too many entries")
+    if kind == "NoneType":
+        raise ValueError("nothing holds no numbers")  # and would be excused from its form
+    if dtype not in DTYPES:
+        raise ValueError("an unknown dtype")
+    kept = "bool" if dtype == "bool" else "float64" if "float" in dtype else "int64"
+    array = _array(data["data"], kept)
+    if math.prod(shape) != array.size:
+        raise ValueError("shape and data do not fit together")
+    return Value(kind, dtype, shape, array.reshape(shape), device)
+
+
+def to_wire(value: Value, numbers: list[np.ndarray]) -> Any:
+    """A Value as JSON, but its floats, which go to `numbers`: those of a message travel as one."""
+    if value.array is None or value.array.dtype != FLOAT:
+        return to_json(value)
+    numbers.append(value.array.ravel())
+    return [value.type, value.dtype, value.shape, value.device]
+
+
+def packed(numbers: list[np.ndarray]) -> str:
+    """The floats of a message: their bytes in base64."""
+    together = np.concatenate(numbers) if numbers else np.zeros(0)
+    return binascii.b2a_base64(together.tobytes(), newline=False).decode("ascii")
+
+
+class Unpacked:
+    """The floats of a message, taken off one value after another; raises ValueError."""
+
+    def __init__(self, data: Any) -> None:
+        if not isinstance(data, str):
+            raise ValueError("numbers are a text")
+        self.numbers, self.taken = np.frombuffer(binascii.a2b_base64(data), float), 0
+
+    def value(self, data: Any) -> Value:
+        """What `to_wire` made of a Value, trusting nothing."""
+        if not isinstance(data, list):
+            return from_json(data)
+        if len(data) != 4:
+            raise ValueError("type, dtype, shape and device")
+        kind, dtype, shape, device = _form(*data)
+        if kind == "NoneType" or dtype not in DTYPES or "float" not in dtype or too_many(shape):
+            raise ValueError("no form of floats")
+        begin, self.taken = self.taken, self.taken + math.prod(shape)
+        if self.taken > self.numbers.size:
+            raise ValueError("too few numbers")
+        return Value(kind, dtype, shape, self.numbers[begin : self.taken].reshape(shape), device)
+
+    def end(self) -> None:
+        """No number may be left."""
+        if self.taken != self.numbers.size:
+            raise ValueError("too many numbers")
+
+
+def input_from_json(data: Any) -> Any:
+    """An input as probes take it: array, number, string or None."""
+    if data is None or isinstance(data, (str, bool, float)):
+        return data
+    if isinstance(data, list):
+        return _array(data, "float64")
+    value = from_json(data)
+    if value.array is None:
+        return None
+    return value.array.item() if value.type in ("float", "int") else value.array.astype(value.dtype)
+
+
+def _form(kind: Any, dtype: Any, shape: Any, device: Any) -> tuple[str, str, tuple[int, ...], str]:
+    """A value's type, dtype, shape and device as one may use them; raises ValueError."""
+    if not all(isinstance(text, str) for text in (kind, dtype, device)):
         raise ValueError("type, dtype and device are strings")
     if (
         not isinstance(shape, list)
@@ -336,31 +412,8 @@ def from_json(data: Any) -> Value:
         or not all(type(n) is int and 0 <= n < 2**63 for n in shape)
     ):  # before anything is multiplied
         raise ValueError("a shape is a list of whole numbers")
-    if "data" in data and too_many(shape):
-        raise ValueError("too many entries")
     kind = kind if kind in PLAIN_TYPES else "object of another type"
-    if "data" in data and kind == "NoneType":
-        raise ValueError("nothing holds no numbers")  # and would be excused from its form
-    if "data" not in data:
-        known = dtype if dtype in DTYPES else ""
-        return Value(kind, known, tuple(shape), None, device[:10], _known_problem(problem, kind))
-    if dtype not in DTYPES:
-        raise ValueError("an unknown dtype")
-    kept = "bool" if dtype == "bool" else "float64" if "float" in dtype else "int64"
-    array = _array(data["data"], kept)
-    if math.prod(shape) != array.size:
-        raise ValueError("shape and data do not fit together")
-    return Value(kind, dtype, tuple(shape), array.reshape(shape), device[:10])
-
-
-def input_from_json(data: Any) -> Any:
-    """An input as probes take it: array, number, string or None."""
-    if data is None or isinstance(data, (str, bool)):
-        return data
-    value = from_json(data)
-    if value.array is None:
-        return None
-    return value.array.item() if value.type in ("float", "int") else value.array.astype(value.dtype)
+    return kind, dtype, tuple(shape), device[:10]
 
 
 def _known_problem(problem: str, kind: str) -> str:

@@ -108,7 +108,10 @@ def test_a_child_that_only_drips_is_ended() -> None:
 
 def test_an_outcome_once_given_stays() -> None:
     """A second message about a finished task is nonsense, not a second chance."""
-    again = WRITE + 'shout(\'{"event": "done", "results": [{"index": 0, "outputs": {}}]}\')'
+    again = (
+        WRITE
+        + 'shout(\'{"event": "done", "numbers": "", "results": [{"index": 0, "outputs": {}}]}\')'
+    )
     result = graded(body("if eps != 1.0:", *(f"    {line}" for line in again.split("\n"))))
     assert verdict_of(result, "identity_affine") != PASSED
     assert verdict_of(result, "convert_momentum") == PASSED

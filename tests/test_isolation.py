@@ -296,7 +296,7 @@ LIES = {
     "    return var, mean",
     "say out of the frames": FRAMES + "def identity_affine(mean, var, eps):\n"
     "    for names, _ in everything():\n        if 'say' in names:\n"
-    "            names['say'](event='done', results=[{'index': 0, 'outputs': {}}])\n"
+    "            names['say'](event='done', numbers='', results=[{'index': 0, 'outputs': {}}])\n"
     "            names['say'](event='end')\n    return var, mean",
     "expected values by the garbage collector": "import gc\n"
     "def identity_affine(mean, var, eps):\n"
@@ -311,9 +311,10 @@ LIES = {
     "a patched IPython": "import IPython\nshell = get_ipython()\n"
     "type(shell).run_cell = lambda *a, **k: None\nshell.user_ns = {}",
     "a patched torch": "import torch\ntorch.allclose = torch.equal = lambda *a: True",
-    "messages on every descriptor": WRITE + "shout('{\"event\": \"done\", \"results\": "
-    "[{\"index\": 0, \"outputs\": {\"gamma\": 1}}]}', '{\"event\": \"end\"}')",
-    "results for tasks to come": WRITE + "shout('{\"event\": \"done\", \"results\": [%s]}' % "
+    "messages on every descriptor": WRITE + "shout('{\"event\": \"done\", \"numbers\": "
+    "\"\", \"results\": [{\"index\": 0, \"outputs\": {\"gamma\": 1}}]}', '{\"event\": \"end\"}')",
+    "results for tasks to come": WRITE
+    + "shout('{\"event\": \"done\", \"numbers\": \"\", \"results\": [%s]}' % "
     "', '.join('{\"index\": %d, \"outputs\": {}}' % n for n in range(9)))",
     "a refusal": WRITE + "shout('{\"event\": \"refused\", \"why\": \"x\"}')",
     "points": WRITE + "shout('{\"points\": 100, \"earned\": 100}')",
@@ -434,7 +435,7 @@ def test_a_test_process_that_is_not_held_or_says_nothing_is_a_refusal(
 
 def test_windows_is_told_where_to_grade() -> None:
     code = (
-        "import os, sys, typer, nbgrader.apps, numpy\n"
+        "import os, sys, typer, nbgrader.apps, numpy, multiprocessing.connection\n"
         "sys.modules['fcntl'] = sys.modules['resource'] = None\ndel os.fork\n"
         "from autograder import cli\nsys.platform = 'win32'\ncli.main()"
     )

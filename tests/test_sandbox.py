@@ -322,10 +322,11 @@ def shout(*lines):
 
 
 def events(*found: dict) -> str:
-    return WRITE + f"shout(*{[json.dumps(event) for event in found]!r})\n"
+    return WRITE + f"shout(*{[json.dumps({'numbers': ''} | event) for event in found]!r})\n"
 
 
-LIE = {"gamma": [1.0, 2.0], "beta": [1.0, 2.0], "passed": 1.0, "points": 5.0}
+LIE = {name: {"type": "ndarray", "dtype": "float64", "shape": [2], "data": [1.0, 2.0]}
+       for name in ("gamma", "beta", "passed", "points")}  # fmt: skip
 FORGED: Mapping[str, str] = {
     "numpy.testing is patched": "import numpy.testing\n"
     "np.testing.assert_allclose = np.testing.assert_array_equal = lambda *a, **k: None\n"
@@ -371,6 +372,15 @@ FORGED: Mapping[str, str] = {
         {"event": "done", "results": [{"index": 0, "failure": None, "outputs": {"gamma": {
             "type": "ndarray", "dtype": "float64", "shape": [10**9, 0], "data": []}}}]},
     ),
+    "more numbers than are told of": events(
+        {"event": "done", "numbers": "AAAAAAAA8D8AAAAAAAAAQA==",
+         "results": [{"index": 0, "outputs": {"gamma": ["float", "float64", [], ""]}}]}
+    ),
+    "fewer": events(
+        {"event": "done", "numbers": "AAAAAAAA8D8=",
+         "results": [{"index": 0, "outputs": {"gamma": ["ndarray", "float64", [2], ""]}}]}
+    ),
+    "numbers that are none": events({"event": "done", "numbers": [1], "results": [{"index": 0}]}),
     "a failure of an odd kind": events(
         {"event": "done", "results": [{"index": 0, "failure": [1], "outputs": {}}]},
     ),
@@ -432,12 +442,12 @@ def test_import_autograder_finds_a_stub() -> None:
 
 def test_what_goes_into_the_sandbox_is_cells_probes_and_inputs_only(monkeypatch) -> None:
     sent: list[str] = []
-    give, ask = parent.Pipes.give, parent.Warm._ask
+    give, say = parent.Pipes.give, parent.Warm._say
     monkeypatch.setattr(
         parent.Pipes, "give", lambda pipes, line: (sent.append(line), give(pipes, line))[1]
     )
     monkeypatch.setattr(
-        parent.Warm, "_ask", lambda warm, *sends: (sent.append(str(sends)), ask(warm, *sends))[1]
+        parent.Warm, "_say", lambda warm, *sends: (sent.append(str(sends)), say(warm, *sends))[1]
     )
     hidden = [c for c in fresh_cases(OURS, LESSON, 987654321) if c.exercise in NAMES]
     result = grade_notebook(notebook_with(WRONG), replace(ROUND, seed=987654321), LIMITS, hidden)

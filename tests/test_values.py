@@ -15,7 +15,7 @@ from autograder.display import as_html, text
 from autograder.drive import outcome
 from autograder.judge import FAILED, PASSED, RAISED, judge
 from autograder.learn import check_object
-from autograder.values import DTYPES, Value, capture, from_json, to_json
+from autograder.values import DTYPES, Unpacked, Value, capture, from_json, packed, to_json, to_wire
 
 LESSON, CENTER = TOY.find("center")
 BANK = TOY.bank(LESSON)
@@ -190,8 +190,11 @@ def test_odd_return_survives_the_wire(what: str) -> None:
     outcomes = {}
     for case in (c for c in BANK if c.exercise == "center"):
         found = outcome(CENTER.criterion(case.criterion), returns(ODD[what]), case.inputs)
-        line = json.dumps({name: to_json(value) for name, value in found.outputs.items()})
-        read = {name: from_json(data) for name, data in json.loads(line).items()}
+        numbers: list[np.ndarray] = []
+        line = json.dumps({n: to_wire(value, numbers) for n, value in found.outputs.items()})
+        unpacked = Unpacked(packed(numbers))
+        read = {name: unpacked.value(data) for name, data in json.loads(line).items()}
+        unpacked.end()
         outcomes[case.id] = replace(found, outputs=read)
     result = judge(CENTER, [c for c in BANK if c.exercise == "center"], outcomes)
     assert at_criterion(result, "values").verdict in (FAILED, RAISED)
@@ -333,20 +336,33 @@ KEPT = {
 
 
 @pytest.mark.parametrize("obj", KEPT.values(), ids=KEPT)
-def test_wire_keeps_type_dtype_shape_and_entries(obj: object) -> None:
-    value = capture(obj)
-    line = json.dumps(to_json(value))
+def test_json_and_wire_keep_type_dtype_shape_and_entries(obj: object) -> None:
+    value, numbers = capture(obj), list[np.ndarray]()
     if not isinstance(obj, bool):
-        read = from_json(json.loads(line))
-        assert (read.type, read.dtype, read.shape) == (value.type, value.dtype, value.shape)
-        np.testing.assert_array_equal(read.array, value.array)
+        wired = json.loads(json.dumps(to_wire(value, numbers)))
+        for read in (from_json(json.loads(json.dumps(to_json(value)))),
+                     Unpacked(packed(numbers)).value(wired)):  # fmt: skip
+            assert (read.type, read.dtype, read.shape) == (value.type, value.dtype, value.shape)
+            np.testing.assert_array_equal(read.array, value.array)
+
+
+def test_the_numbers_of_a_message_come_back_in_their_order() -> None:
+    values = [capture(obj) for obj in (np.arange(6.0).reshape(2, 3).T, 7, 8.0, np.zeros((0, 2)))]
+    numbers: list[np.ndarray] = []
+    wired = json.loads(json.dumps([to_wire(value, numbers) for value in values]))
+    unpacked = Unpacked(packed(numbers))
+    for value, data in zip(values, wired, strict=True):
+        np.testing.assert_array_equal(unpacked.value(data).array, value.array)
+    unpacked.end()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int64", "bool"])
 def test_wire_keeps_tensors(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     value = capture(torch.tensor([[0.5, 2.0], [1.0, 0.0]]).to(getattr(torch, dtype)))
-    read = from_json(json.loads(json.dumps(to_json(value))))
+    numbers: list[np.ndarray] = []
+    wired = json.loads(json.dumps(to_wire(value, numbers)))
+    read = Unpacked(packed(numbers)).value(wired)
     assert (read.type, read.dtype, read.shape, read.device) == ("Tensor", dtype, (2, 2), "cpu")
     np.testing.assert_array_equal(read.array, value.array)
 
@@ -406,6 +422,37 @@ NONSENSE = {
 def test_wire_refuses_nonsense(data: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         from_json(data)
+
+
+FORMS = {
+    "too short": ["ndarray", "float64", [1]],
+    "no floats": ["ndarray", "int64", [1], ""],
+    "an unknown dtype": ["ndarray", "a float", [1], ""],
+    "nothing with numbers": ["NoneType", "float64", [1], ""],
+    "type no string": [["ndarray"], "float64", [1], ""],
+    "shape no list": ["ndarray", "float64", 1, ""],
+    "a negative shape": ["ndarray", "float64", [-1], ""],
+    "too many": ["ndarray", "float64", [100_001], ""],
+    "a trillion empty rows": ["ndarray", "float64", [10**12, 0], ""],
+    "more than there are": ["ndarray", "float64", [2], ""],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_wire_refuses_forms_that_fit_no_numbers(form: list) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Unpacked(packed([np.ones(1)])).value(form)
+
+
+@pytest.mark.parametrize("data", [None, 1, "é", "AAAA", "A"])
+def test_wire_refuses_numbers_that_are_none(data: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Unpacked(data)
+
+
+def test_wire_refuses_numbers_that_are_left() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        Unpacked(packed([np.ones(1)])).end()
 
 
 def test_wire_lets_no_text_of_the_sandbox_through() -> None:

@@ -151,21 +151,24 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
     say(event="waits")
     while line := go_on.readline().strip():
         results: list[dict[str, Any]] = []
+        numbers: list[Any] = []
         about, since, size = None, 0.0, 0
         for task in json.loads(line):
             # a message for each probe, so that what was right before an end is not lost
             criterion = task["exercise"], task["probe_name"]
             if results and (criterion != about or time.monotonic() - since > 1 or size > LARGE):
-                say(event="done", results=results)
-                results = []
+                say(event="done", results=results, numbers=values.packed(numbers))
+                results, numbers = [], []
             if not results:
                 about, since, size = criterion, time.monotonic(), 0
             cpu_limit(job["cpu_probe"], hard)
             there = task["exercise"] in namespace
-            found, many = run_task(task, namespace, values) if there else ({"missing": True}, 0)
+            found, many = {"missing": True}, 0
+            if there:
+                found, many = run_task(task, namespace, values, numbers)
             results.append({"index": task["index"], **found})
             size += many
-        say(event="done", results=results)
+        say(event="done", results=results, numbers=values.packed(numbers))
         say(event="waits")
     say(event="end")
 
@@ -215,9 +218,9 @@ def compiled(probe: str) -> types.CodeType:
 
 
 def run_task(
-    task: dict[str, Any], namespace: dict[str, Any], values: types.ModuleType
+    task: dict[str, Any], namespace: dict[str, Any], values: types.ModuleType, numbers: list[Any]
 ) -> tuple[dict[str, Any], int]:
-    """What a probe gave, as JSON, and how many numbers are in it."""
+    """What a probe gave, as JSON and `numbers`, and how many entries are in it."""
     import numpy
 
     learners = namespace[task["exercise"]]
@@ -246,7 +249,7 @@ def run_task(
         except KeyboardInterrupt as interrupt:
             outputs, failure, ran = {}, values.described_exception(interrupt), []
     result = {
-        "outputs": {name: values.to_json(value) for name, value in outputs.items()},
+        "outputs": {name: values.to_wire(value, numbers) for name, value in outputs.items()},
         "failure": failure,
         "operations": ran,
         "captured": captured.getvalue(),

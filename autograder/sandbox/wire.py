@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autograder.exercise import Case, Failure, Outcome
-from autograder.values import MAX_ENTRIES, PLAIN_TYPES, Value, from_json
+from autograder.values import MAX_ENTRIES, PLAIN_TYPES, Unpacked, Value
 
 MAX_LINE = 8_000_000  # bytes of one message; a hundred thousand numbers take less
 MAX_TOTAL = 64_000_000
@@ -159,14 +159,15 @@ class Conversation:
         elif kind == "waits" and self.busy == ("between", -1):
             return self._next_tasks()
         elif kind == "done" and self.busy[0] == "task":
-            results = event.get("results")
+            results, numbers = event.get("results"), Unpacked(event.get("numbers"))
             if not isinstance(results, list) or not results:
                 raise ValueError("no results")
             for result in results:
                 if not isinstance(result, dict) or not self.given:
                     raise ValueError("a result that is none")
-                self._task(_expected(result, self.given), result)
+                self._task(_expected(result, self.given), result, numbers)
                 self.given.popleft()  # not before: who sent nonsense is busy with it
+            numbers.end()
         elif kind == "end" and self.busy[0] == "between" and len(self.finished) == len(self.cases):
             self.ended = True
         else:
@@ -193,14 +194,14 @@ class Conversation:
             self.done.cell_errors[index] = failure
         self.done.captured[f"cell {index}"] = str(event.get("captured", ""))[:4000]
 
-    def _task(self, index: int, result: dict[str, Any]) -> None:
+    def _task(self, index: int, result: dict[str, Any], numbers: Unpacked) -> None:
         case = self.cases[index]
         operations = _operations(result.get("operations"))
         failure, outputs = None, {}
         if result.get("failure") is not None:
             failure = _failure(result["failure"])
         elif result.get("missing") is not True:
-            outputs = _outputs(result.get("outputs"))
+            outputs = _outputs(result.get("outputs"), numbers)
         self.finished.add(index)
         self.done.captured[case.id] = str(result.get("captured", ""))[:4000]
         if result.get("missing") is True:
@@ -216,10 +217,10 @@ def _expected(message: dict[str, Any], order: deque[int]) -> int:
     return order[0]
 
 
-def _outputs(data: Any) -> dict[str, Value]:
+def _outputs(data: Any, numbers: Unpacked) -> dict[str, Value]:
     if not isinstance(data, dict) or len(data) > 50:
         raise ValueError("outputs are an object")
-    outputs = {str(name): from_json(value) for name, value in data.items()}
+    outputs = {str(name): numbers.value(value) for name, value in data.items()}
     room = MAX_ENTRIES  # for all together, which are kept until it is judged
     for name, value in outputs.items():
         room -= 0 if value.array is None else value.array.size

@@ -120,8 +120,9 @@ def warm_probes(child: types.ModuleType, values: types.ModuleType) -> None:
             "watch": False, "inputs": inputs}  # fmt: skip
     namespace = {"f": lambda x: ((x - x.mean(axis=0)) / (x.var(axis=0) + 1.0) ** 0.5, x.sum())}
     for _ in range(50):
-        result, _ = child.run_task(json.loads(json.dumps(task)), namespace, values)
-        json.dumps(result)
+        numbers: list[Any] = []
+        result, _ = child.run_task(json.loads(json.dumps(task)), namespace, values, numbers)
+        json.dumps([result, values.packed(numbers)])
 
 
 def warm_torch(torch: types.ModuleType) -> None:
