@@ -43,7 +43,7 @@ def is_demo(cell: NotebookNode) -> bool:
 def repaired(submitted: NotebookNode, release: NotebookNode) -> tuple[NotebookNode, list[str]]:
     """The submission with every cell of its lesson in place, once, and what was mended."""
     wanted = {grade_id(cell): cell for cell in release.cells if kind(cell)}
-    cells = [nbformat.from_dict(cell) for cell in submitted.cells]
+    cells = [NotebookNode(cell) for cell in submitted.cells]  # what is in them stays as it is
     repairs: list[str] = []
     owner = _match(cells, wanted, release, repairs)
     _one_each(cells, owner, wanted, repairs)
@@ -59,7 +59,7 @@ def repaired(submitted: NotebookNode, release: NotebookNode) -> tuple[NotebookNo
         else:
             placed += _restored(cell, wanted[key], repairs)
     _insert_missing(placed, wanted, repairs)
-    notebook = nbformat.from_dict(submitted)
+    notebook = NotebookNode(submitted)
     notebook.cells = _unique_ids(placed)
     notebook.metadata = nbformat.from_dict(release.metadata)
     notebook.nbformat_minor = max(notebook.get("nbformat_minor", 0), 5)  # the first with cell ids

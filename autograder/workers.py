@@ -23,7 +23,7 @@ from typing import Any
 
 from autograder.sandbox import parent
 
-BREATH = 0.03  # seconds in which some more get done: they are written in one transaction
+BREATH = 0.05  # seconds in which some more get done: they are written in one transaction
 AHEAD = 3  # tasks that a worker holds beside the one it is busy with
 ENDED = "the process that graded it ended, twice: not enough memory?"
 
