@@ -200,12 +200,14 @@ class Judge(NbGraderPreprocessor):
 
 def show(nb: NotebookNode, result: Result) -> None:
     """Put each exercise's result into its check cell: as display data, and the points as the
-    cell's only execute_result."""
+    cell's only execute_result. Other cells show what they printed."""
     by_name = {exercise.name: exercise for exercise in result.exercises}
     for number, cell in enumerate(nb.cells, start=1):
         if cell.cell_type != "code":
             continue
         cell.outputs, cell.execution_count = [], None
+        if printed := result.printed.get(number - 1):
+            cell.outputs = [nbformat.v4.new_output("stream", text=printed)]
         key = repair.grade_id(cell).removeprefix("check-")
         if repair.kind(cell) != "check" or key not in by_name:
             continue

@@ -141,7 +141,8 @@ def grade_notebook(
     """Repair, run and judge one notebook. Depends on nothing but its arguments."""
     cases = this.cases if cases is None else cases
     mended, repairs = repair.repaired(notebook, this.release)
-    running = repair.to_run(mended, this.release)
+    places = repair.to_run(mended, this.release)
+    running = list(places.values())
     every = [*this.earlier_cases, *cases, *this.dry_runs]
     known = this.earlier | this.exercises
     done = parent.run(
@@ -189,6 +190,7 @@ def grade_notebook(
         seed=this.seed,
         notes=_notes(running, done),
         notebook=mended,
+        printed=_printed(list(places), done),
     )
 
 
@@ -252,6 +254,19 @@ def _answered(notebook: NotebookNode, release: NotebookNode) -> set[str]:
         for cell in notebook.cells
         if (key := repair.grade_id(cell)) in stubs and cell.source.strip() != stubs[key].strip()
     }
+
+
+def _printed(places: Sequence[int], done: parent.Execution) -> dict[int, str]:
+    """What each cell printed, and what it raised, for whoever reads the graded notebook."""
+    printed = {}
+    for index, place in enumerate(places):
+        text, failure = done.printed.get(index, ""), done.cell_errors.get(index)
+        if failure is not None:
+            text += "\n" * (text[-1:] not in ("", "\n"))
+            text += f"{failure.type or failure.kind}: {failure.message}".rstrip(": ") + "\n"
+        if text:
+            printed[place] = text
+    return printed
 
 
 def _notes(running: Sequence[tuple[str, str]], done: parent.Execution) -> list[str]:

@@ -66,15 +66,15 @@ def repaired(submitted: NotebookNode, release: NotebookNode) -> tuple[NotebookNo
     return notebook, repairs
 
 
-def to_run(notebook: NotebookNode, release: NotebookNode) -> list[tuple[str, str]]:
-    """(id or '', source) of the cells that grading runs: code, but neither checks nor unchanged
-    demos."""
+def to_run(notebook: NotebookNode, release: NotebookNode) -> dict[int, tuple[str, str]]:
+    """(id or '', source) of the cells that grading runs, by their place in the notebook: code, but
+    neither checks nor unchanged demos."""
     demos = {cell.source.strip() for cell in release.cells if is_demo(cell)}
-    return [
-        (grade_id(cell), cell.source)
-        for cell in notebook.cells
+    return {
+        place: (grade_id(cell), cell.source)
+        for place, cell in enumerate(notebook.cells)
         if cell.cell_type == "code" and kind(cell) != "check" and cell.source.strip() not in demos
-    ]
+    }
 
 
 def defines(source: str, name: str) -> bool:

@@ -41,6 +41,7 @@ class Result:
     notes: list[str] = field(default_factory=list)  # for the instructor
     key: str = ""  # of submission, grader and round: the same key, the same result
     notebook: NotebookNode | None = None  # repaired; not part of the JSON
+    printed: dict[int, str] = field(default_factory=dict)  # by its cells' places; nor this
 
     @property
     def earned(self) -> float:

@@ -15,7 +15,7 @@ from sqlalchemy import inspect, text
 from autograder import classroom, course, grade, lesson, repair, results, sample_class
 from autograder.course import UserError
 
-LESSON = sample_class.LESSON
+LESSON, TARGET = sample_class.LESSON, sample_class.TARGET
 CHOSEN = [
     "right",
     "eps-outside",
@@ -109,6 +109,23 @@ def test_a_graded_check_cell_has_one_execute_result_that_nbgrader_reads_as_the_p
     assert set(cell.outputs[0].data) == {"text/plain", "text/html"}
     assert determine_grade(cell) == (5.0, 5.0)
     assert release.cells
+
+
+def test_a_graded_notebook_shows_what_each_cell_printed_and_raised():
+    this = course.current()
+    sample = sample_class.Sample(this)
+    noisy = "print('ready', '\\udcff')\nprint('steady')\n1 / 0\n" + sample.source(TARGET)
+    notebook = sample.notebook(**{TARGET: noisy, "convert_momentum": "import os\nos._exit(3)"})
+    result = grade.grade_notebook(notebook, grade.new_round(this, LESSON, 1))
+    classroom.show(result.notebook, result)
+    shown = {
+        repair.grade_id(cell): "".join(o.text for o in cell.outputs if o.output_type == "stream")
+        for cell in result.notebook.cells
+        if cell.cell_type == "code"
+    }
+    assert shown[TARGET] == "ready ?\nsteady\nZeroDivisionError: division by zero\n"
+    assert shown["convert_momentum"].startswith("died: ")
+    assert shown["identity_affine"] == ""
 
 
 def test_a_new_gradebook_has_the_version_that_nbgrader_would_give_it(tmp_path):

@@ -202,9 +202,7 @@ def children_of_warm_parents() -> list[str]:
 def captured(code: str) -> str:
     """All that comes out of the sandbox when a cell runs this code, and why it stopped."""
     done = parent.run(["import numpy as np", code], [], EXERCISES, LIMITS)
-    return json.dumps(
-        [done.captured, *(f"{f.type} {f.message}" for f in done.cell_errors.values())]
-    )
+    return json.dumps([done.printed, *(f"{f.type} {f.message}" for f in done.cell_errors.values())])
 
 
 @pytest.mark.parametrize("what", RAISING)

@@ -277,7 +277,7 @@ def test_nbgrader_accepts_the_repaired_notebook(what: str) -> None:
 def test_the_learner_s_last_definition_is_the_one_that_runs(what: str) -> None:
     """What each exercise's name stands for after all cells have run: no sandbox needed."""
     mended, _ = repaired(damaged(what), RELEASE)
-    running = [source for _, source in to_run(mended, RELEASE)]
+    running = [source for _, source in to_run(mended, RELEASE).values()]
     for name in OURS.exercises_of(LESSON):
         defining = [source for source in running if defines(source, name)]
         assert kept(defining[-1], name)
@@ -341,7 +341,7 @@ def test_an_empty_notebook_becomes_the_release() -> None:
 
 def test_demos_run_only_where_the_learner_changed_them() -> None:
     untouched = to_run(repaired(submission(), RELEASE)[0], RELEASE)
-    assert not any("plt." in source for name, source in untouched if name != "setup")
+    assert not any("plt." in source for name, source in untouched.values() if name != "setup")
     changed = to_run(repaired(damaged("a demo changed"), RELEASE)[0], RELEASE)
     assert len(changed) == len(untouched) + 1
 

@@ -421,7 +421,7 @@ def test_an_edited_check_cell_changes_nothing() -> None:
 def seen(code: str, cases=BANK) -> str:
     """What a learner's cell prints in the sandbox, on success and on failure."""
     done = parent.run(["import numpy as np", code], cases, EXERCISES, LIMITS)
-    return json.dumps([done.captured, *(f.message for f in done.cell_errors.values())])
+    return json.dumps([done.printed, *(f.message for f in done.cell_errors.values())])
 
 
 def test_the_child_has_none_of_the_parent_s_environment(monkeypatch) -> None:

@@ -276,7 +276,6 @@ def run(
         finally:
             fresh.close()
         done.outcomes |= other.outcomes
-        done.captured |= other.captured
     return done
 
 

@@ -32,7 +32,7 @@ class Execution:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)  # exercises that nothing defines
     cell_errors: dict[int, Failure] = field(default_factory=dict)
-    captured: dict[str, str] = field(default_factory=dict)  # for the instructor
+    printed: dict[int, str] = field(default_factory=dict)  # by cell
     starts: int = 0
     hidden_seen: bool = False  # whether a child has been given hidden inputs
     cpu: float = 0.0  # seconds that its children used
@@ -192,7 +192,8 @@ class Conversation:
             if self.done.hidden_seen:  # it may be spelling out what an earlier process was given
                 failure = replace(failure, message="", line=0)
             self.done.cell_errors[index] = failure
-        self.done.captured[f"cell {index}"] = str(event.get("captured", ""))[:4000]
+        if not self.done.hidden_seen:
+            self.done.printed[index] = _text(event.get("captured"))[:4000]
 
     def _task(self, index: int, result: dict[str, Any], numbers: Unpacked) -> None:
         case = self.cases[index]
@@ -203,11 +204,15 @@ class Conversation:
         elif result.get("missing") is not True:
             outputs = _outputs(result.get("outputs"), numbers)
         self.finished.add(index)
-        self.done.captured[case.id] = str(result.get("captured", ""))[:4000]
         if result.get("missing") is True:
             self.done.missing.add(case.exercise)
         else:
             self.done.outcomes[case.id] = Outcome(outputs, failure, operations)
+
+
+def _text(data: Any) -> str:
+    """Text as a file takes it: half a surrogate pair becomes "?"."""
+    return data.encode("utf-8", "replace").decode() if isinstance(data, str) else ""
 
 
 def _expected(message: dict[str, Any], order: deque[int]) -> int:
@@ -241,8 +246,7 @@ def _operations(data: Any) -> tuple[str, ...]:
 def _failure(data: Any) -> Failure:
     if not isinstance(data, dict):
         raise ValueError("a failure is an object")
-    message, line = str(data.get("message", ""))[:300], data.get("line", 0)
-    message = message.encode("utf-8", "replace").decode()  # half a surrogate pair: "?"
+    message, line = _text(data.get("message"))[:300], data.get("line", 0)
     if data.get("kind") == "returned":  # shown to learners, so only in words of our own
         kinds = "|".join(sorted(PLAIN_TYPES))
         known = re.fullmatch(
