@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+
 from autograder.compare import agree, form_of
 from autograder.course import Course, UserError, bank_text, same_bank, stem
 from autograder.drive import outcome_of
@@ -155,6 +157,7 @@ def unproven(exercise: Exercise, cases: list[Case]) -> Iterable[str]:
             )
 
 
+@np.errstate(all="ignore")
 def _alike(exercise: Exercise, one: Mistake, other: Mistake, cases: Iterable[Case]) -> bool:
     for case in cases:
         a, b = case.of_mistake(one.name), case.of_mistake(other.name)

@@ -287,6 +287,7 @@ def opened(folder: Path, names: Iterable[str]) -> Iterator[Gradebook]:
     """The gradebook, in which each of these lessons is registered."""
     config, names = _config(folder), sorted(set(names))
     try:
+        _stamp_version(CourseDirectory(config=config).db_url)
         for name in names:
             _registered(folder, config, name)
         book = Gradebook(config, names, show)
@@ -302,24 +303,25 @@ def _config(folder: Path) -> Config:
     return config
 
 
-def _begin(url: str) -> None:
+def _stamp_version(url: str) -> None:
     """Make a new gradebook say which version of nbgrader's tables it holds; nbgrader asks alembic,
     in a process that takes two seconds."""
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        if not inspect(connection).get_table_names():
-            version = Column("version_num", String(32), nullable=False)
-            table = Table("alembic_version", MetaData(), version)
-            table.create(connection)
-            head = ScriptDirectory(dbutil.ALEMBIC_DIR).get_current_head()
-            connection.execute(table.insert(), {"version_num": head})
-    engine.dispose()
+    database = create_engine(url)
+    try:
+        with database.begin() as connection:
+            if not inspect(connection).get_table_names():
+                version = Column("version_num", String(32), nullable=False)
+                table = Table("alembic_version", MetaData(), version)
+                table.create(connection)
+                head = ScriptDirectory(dbutil.ALEMBIC_DIR).get_current_head()
+                connection.execute(table.insert(), {"version_num": head})
+    finally:
+        database.dispose()
 
 
 def _registered(folder: Path, config: Config, name: str) -> None:
     """Make sure that the gradebook knows the lesson: what `nbgrader generate_assignment` does."""
     directory = CourseDirectory(config=config)
-    _begin(directory.db_url)
     with api.Gradebook(directory.db_url, directory.course_id) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
     if name in known:

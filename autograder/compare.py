@@ -70,10 +70,10 @@ def distance(expected: Value, got: Value) -> float:
 
 
 def agree(expected: Value, got: Value, tolerance: float, strict: bool = False) -> bool:
-    """Whether two values hold the same numbers, unit axes aside."""
+    """Whether two values hold the same numbers, unit axes aside; callers hold np.errstate."""
     if expected.array is None or got.array is None or expected.plain.shape != got.plain.shape:
         return False
-    gap = np.abs(expected.plain - got.plain)  # callers leave numpy's warnings out
+    gap = np.abs(expected.plain - got.plain)
     largest = np.maximum.reduce(gap, axis=None, initial=0.0)
     if largest <= _allowed(expected, got, tolerance, strict):
         return True
@@ -109,8 +109,8 @@ def outcomes_agree(
 
 
 class Glance:
-    """What outputs of these names should be on all of these cases, in one array: where all is
-    right, one look tells. Where it does not, each has to be looked at for itself."""
+    """The expected numbers of all these cases in one array: one comparison tells whether all is
+    right. Where it does not, each case has to be compared by itself."""
 
     def __init__(
         self, cases: Sequence[Case], names: Sequence[str], tolerance: Callable[[Case], float]

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any, Protocol
 
 from autograder import course as courses
-from autograder import judge, results, workers
+from autograder import devices, judge, results, workers
 from autograder.course import Course, UserError
-from autograder.grade import Round, grade_notebook, new_round, warm_up
+from autograder.grade import Round, grade_notebook, new_round, prewarm
 from autograder.results import GRADED, NEEDS_PERSON, REPAIRED, Result
 from autograder.sandbox import parent
 from autograder.submissions import Work, digest, parsed, read_bytes
@@ -159,12 +159,12 @@ class Book(Protocol):
     """A gradebook, as far as a run needs it (gradebook.py)."""
 
     @property
-    def pages(self) -> Callable[[Result], Any]:
-        """Makes what a result puts into it: called by the workers, so it can be pickled."""
+    def entry_of(self) -> Callable[[Result], Any]:
+        """Makes what a result puts into it; called in the workers, so it can be pickled (Dask)."""
 
     def holds(self, learner: str, name: str, earned: float) -> bool: ...
 
-    def record(self, pages: Sequence[Any]) -> dict[str, str]: ...
+    def record(self, entries: Sequence[Any]) -> dict[str, str]: ...
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Graded:
     """What a worker hands back: plain data, all of it ready to be written."""
 
     data: results.Data
-    page: Any = None  # for the gradebook
+    entry: Any = None  # for the gradebook
 
 
 def graded(
@@ -180,22 +180,22 @@ def graded(
     terms: Terms,
     work: Work,
     limits: parent.Limits | None = None,
-    pages: Callable[[Result], Any] | None = None,
+    entry_of: Callable[[Result], Any] | None = None,
 ) -> Graded:
-    """Grade one file, and make its page for the gradebook; never raises."""
+    """Grade one file, and make its entry for the gradebook; never raises."""
     result = grade_one(course, terms, work, limits)
-    page = None
-    if pages is not None and result.status != NEEDS_PERSON:
+    entry = None
+    if entry_of is not None and result.status != NEEDS_PERSON:
         try:
-            page = pages(result)
+            entry = entry_of(result)
         except Exception as error:
             result.status, result.key = NEEDS_PERSON, ""
             result.reason = f"the grader failed: {type(error).__name__}: {error}"
-    return Graded(result.as_dict(), page)
+    return Graded(result.as_dict(), entry)
 
 
 def lost(terms: Terms, work: Work, why: str) -> Graded:
-    """For what ended the process that graded it, twice."""
+    """The result of a submission whose process ended twice while grading it."""
     return Graded(Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why).as_dict())
 
 
@@ -299,18 +299,21 @@ def grade_all(
     jobs = min(jobs or len(workers.cores()), len(waiting))
     wanted = sorted({known for known, work in waiting if not work.reason}, key=repr)
     if jobs == 1 and not scheduler and wanted:
-        warm_up(course, wanted[0].lesson, wanted[0].level)
+        prewarm(course, wanted[0].lesson, wanted[0].level)
+    if jobs > 1:
+        devices.hide()
     for known in wanted:
         round_of(course, known)  # once, before the workers ask for it; says what is wrong
-    task = partial(graded, course, limits=limits, pages=book.pages if book is not None else None)
+    entry_of = book.entry_of if book is not None else None
+    task = partial(graded, course, limits=limits, entry_of=entry_of)
     if scheduler:
         batches = _on_dask(task, waiting, scheduler)
     else:
         batches = workers.mapped(task, waiting, jobs, lost)
     with contextlib.closing(batches):
         for batch in batches:
-            pages = [one.page for one in batch if one.page is not None]
-            troubles = book.record(pages) if book is not None and pages else {}
+            entries = [one.entry for one in batch if one.entry is not None]
+            troubles = book.record(entries) if book is not None and entries else {}
             for one in batch:
                 if one.data["file"] in troubles:  # one submission's trouble is not the class's
                     why = f"not in the gradebook: {troubles[one.data['file']]}"
@@ -321,11 +324,8 @@ def grade_all(
     return summary
 
 
-Waiting = Sequence[tuple[Terms, Work]]
-
-
 def _on_dask(
-    task: Callable[..., Graded], waiting: Waiting, scheduler: str
+    task: Callable[..., Graded], waiting: Sequence[tuple[Terms, Work]], scheduler: str
 ) -> Generator[list[Graded], None, None]:
     """The same map on a Dask cluster, whose workers see the same files at the same paths."""
     try:

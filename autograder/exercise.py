@@ -160,5 +160,10 @@ class Case:
         on = "" if self.device == "cpu" else f"/{self.device}"
         return f"{where}/{self.exercise}/{self.criterion}/{self.name}{on}"
 
+    @cached_property
+    def glances(self) -> dict[Any, Any]:
+        """What judge.py keeps about the cases of which this one is the first."""
+        return {}
+
     def of_mistake(self, name: str) -> Outcome:
         return self.mistakes.get(name, self.expected)

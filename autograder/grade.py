@@ -111,10 +111,10 @@ def imported(notebook: NotebookNode) -> tuple[str, ...]:
     return tuple(n for n in dict.fromkeys(["numpy", *found]) if n.split(".")[0] != "autograder")
 
 
-def warm_up(course: Course, lesson: str, level: str) -> None:
+def prewarm(course: Course, lesson: str, level: str) -> None:
     """Begin to start what a lesson's submissions will run in, while the round is computed."""
     parent.must_have(level)
-    parent.begin(imported(_release(course, lesson)), level)
+    parent.prewarm(imported(_release(course, lesson)), level)
 
 
 def _release(course: Course, lesson: str) -> NotebookNode:
@@ -219,11 +219,11 @@ def check_notebook(
 ) -> Result:
     """Judge a notebook on the case bank alone, as `check` does; needs no solved lessons (with
     them, unexplained outputs are also compared with pairs of mistakes)."""
-    warm_up(course, lesson, parent.PROCESS)  # their own code, on their own machine
     exercises = course.exercises_of(lesson)
     if wanted:
         exercises = {name: exercises[name] for name in wanted}
     needs_torch(exercises.values())
+    prewarm(course, lesson, parent.PROCESS)  # their own code, on their own machine
     cases = [case for case in course.bank(lesson) if case.exercise in exercises]
     references = None
     if course.solutions is not None:

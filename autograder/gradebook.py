@@ -2,7 +2,7 @@
 
 What nbgrader's own preprocessors do for one submission in some thirty transactions, done for some
 submissions in one: the same rows, the same notebook (tests compare them). What a submission puts
-there, its `Page`, is made wherever it was graded; writing it takes the writer little.
+there, its `Entry`, is made wherever it was graded; writing it takes the writer little.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Page:
+class Entry:
     """What one submission puts into the gradebook and into autograded/."""
 
     learner: str
@@ -58,13 +58,13 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Pages:
-    """Makes pages, anywhere: plain data, and a function that shows a result in its notebook."""
+class EntryMaker:
+    """Makes entries, anywhere: plain data, and a function that shows a result in its notebook."""
 
     released: dict[str, Released]  # by lesson
     show: Callable[[NotebookNode, Result], None]
 
-    def __call__(self, result: Result) -> Page:
+    def __call__(self, result: Result) -> Entry:
         nb, known = result.notebook, self.released[result.lesson]
         assert nb is not None
         self.show(nb, result)
@@ -84,7 +84,7 @@ class Pages:
                 comments[name] = "No response." if untouched else None
         text = lesson.notebook_text(nb)
         who = result.learner, result.lesson, result.file
-        return Page(*who, result.earned, scores, comments, unknown, text)
+        return Entry(*who, result.earned, scores, comments, unknown, text)
 
 
 class Gradebook:
@@ -107,9 +107,9 @@ class Gradebook:
             .group_by(api.SubmittedAssignment.id)
         )  # fmt: skip
         self.known = {(student, name): score for student, name, score in rows}
-        self.pages = Pages({name: self._released(name) for name in names}, show)
+        self.entry_of = EntryMaker({name: self._released(name) for name in names}, show)
         self.book.db.remove()
-        self.book.engine.dispose()  # no connection may be open when workers are forked
+        self.book.engine.dispose()  # workers use no connection, and had better inherit none
 
     def __enter__(self) -> Gradebook:
         return self
@@ -119,78 +119,78 @@ class Gradebook:
 
     def holds(self, learner: str, name: str, earned: float) -> bool:
         """Whether this score is in the gradebook, and the notebook in autograded/."""
-        page = Path(self.directory.format_path("autograded", learner, name)) / f"{name}.ipynb"
+        notebook = Path(self.directory.format_path("autograded", learner, name)) / f"{name}.ipynb"
         score = self.known.get((learner, name))
-        return score is not None and abs(score - earned) < 1e-6 and page.is_file()
+        return score is not None and abs(score - earned) < 1e-6 and notebook.is_file()
 
-    def record(self, pages: Sequence[Page]) -> dict[str, str]:
+    def record(self, entries: Sequence[Entry]) -> dict[str, str]:
         """Scores into the gradebook, in one transaction, and notebooks into autograded/.
 
         Returns file -> why one of them cannot be recorded. Raises UserError where the gradebook
-        itself cannot be written: then none of them is.
+        cannot be written, or does not know a cell: then none of them is.
         """
         troubles, stamps = dict[str, str](), dict[str, Any]()
-        for page in pages:
+        for entry in entries:
             try:
-                stamps[page.file] = self._timestamp(page)
+                stamps[entry.file] = self._timestamp(entry)
             except ValueError as error:
-                troubles[page.file] = str(error)
-        pages = [page for page in pages if page.file not in troubles]
-        for page in pages:
-            if page.unknown:
+                troubles[entry.file] = str(error)
+        entries = [entry for entry in entries if entry.file not in troubles]
+        for entry in entries:
+            if entry.unknown:
                 raise UserError(
-                    f"The gradebook does not know {page.unknown}: {page.lesson} was released "
+                    f"The gradebook does not know {entry.unknown}: {entry.lesson} was released "
                     f"before it had that. Run `autograder classroom {self.directory.root}`, in "
-                    f"that folder `nbgrader generate_assignment {page.lesson} --force`, and grade "
+                    f"that folder `nbgrader generate_assignment {entry.lesson} --force`, and grade "
                     "again."
                 )
         try:
             with self.book.engine.begin() as connection:
-                self._add(connection, pages, stamps)
+                self._add(connection, entries, stamps)
         except SQLAlchemyError as error:
             raise unwritable(self.directory.db_url, error) from None
-        for page in pages:
-            if stamps[page.file]:
-                self._penalties(page)
+        for entry in entries:
+            if stamps[entry.file]:
+                self._penalties(entry)
             try:
-                self._write(page)
+                self._write(entry)
             except (PermissionError, FileNotFoundError) as error:  # a file handed in beside it
-                troubles[page.file] = f"{error.filename} cannot be read"
+                troubles[entry.file] = f"{error.filename} cannot be read"
         return troubles
 
-    def _timestamp(self, page: Page) -> Any:
+    def _timestamp(self, entry: Entry) -> Any:
         """When it was handed in, if that is known; raises ValueError for what nbgrader refuses."""
-        if not plain(page.learner):
+        if not plain(entry.learner):
             raise ValueError("nbgrader cannot take this folder's name: rename it and grade again")
         try:
-            return self.directory.get_existing_timestamp(str(self._place("submitted", page)))
+            return self.directory.get_existing_timestamp(str(self._place("submitted", entry)))
         except Exception:  # nbgrader's own message breaks on the way
             raise ValueError("timestamp.txt holds no date: correct it and grade again") from None
 
-    def _place(self, step: str, page: Page) -> Path:
-        return Path(self.directory.format_path(step, page.learner, page.lesson))
+    def _place(self, step: str, entry: Entry) -> Path:
+        return Path(self.directory.format_path(step, entry.learner, entry.lesson))
 
-    def _write(self, page: Page) -> None:
-        target, name = self._place("autograded", page), f"{page.lesson}.ipynb"
-        _copy_others(self._place("submitted", page), target, name)
-        write_beside(target / name, page.text)
-        self.known[page.learner, page.lesson] = page.earned
+    def _write(self, entry: Entry) -> None:
+        target, name = self._place("autograded", entry), f"{entry.lesson}.ipynb"
+        _copy_others(self._place("submitted", entry), target, name)
+        write_beside(target / name, entry.text)
+        self.known[entry.learner, entry.lesson] = entry.earned
 
     def _add(
-        self, connection: Connection, pages: Sequence[Page], stamps: Mapping[str, Any]
+        self, connection: Connection, entries: Sequence[Entry], stamps: Mapping[str, Any]
     ) -> None:
-        """Insert or update all rows of these pages, a table at a time."""
-        known = [self.pages.released[page.lesson] for page in pages]
-        _merged(connection, api.Student, ("id",), [{"id": page.learner} for page in pages])
+        """Insert or update all rows of these entries, a table at a time."""
+        known = [self.entry_of.released[entry.lesson] for entry in entries]
+        _merged(connection, api.Student, ("id",), [{"id": entry.learner} for entry in entries])
         submissions = _merged(
             connection, api.SubmittedAssignment, ("student_id", "assignment_id"),
             [{"student_id": p.learner, "assignment_id": k.assignment}
-             for p, k in zip(pages, known, strict=True)],
+             for p, k in zip(entries, known, strict=True)],
         )  # fmt: skip
         dated = [
-            {"its": row, "timestamp": stamps[page.file]}
-            for page, row in zip(pages, submissions, strict=True)
-            if stamps[page.file]
+            {"its": row, "timestamp": stamps[entry.file]}
+            for entry, row in zip(entries, submissions, strict=True)
+            if stamps[entry.file]
         ]
         if dated:
             table = api.SubmittedAssignment.__table__
@@ -206,15 +206,15 @@ class Gradebook:
         )
         by_hand = {tuple(row) for row in connection.execute(scored)}
         grades, comments = list[Row](), list[Row]()
-        for page, released, notebook in zip(pages, known, notebooks, strict=True):
+        for entry, released, notebook in zip(entries, known, notebooks, strict=True):
             for name, cell in released.graded.items():
-                score = page.scores.get(name)
+                score = entry.scores.get(name)
                 look = score is None or (notebook, cell) in by_hand
                 grades.append({"notebook_id": notebook, "cell_id": cell, "auto_score": score,
                                "needs_manual_grade": look})  # fmt: skip
             for name, cell in released.commented.items():
                 comments.append({"notebook_id": notebook, "cell_id": cell,
-                                 "auto_comment": page.comments.get(name)})  # fmt: skip
+                                 "auto_comment": entry.comments.get(name)})  # fmt: skip
         _merged(connection, api.Grade, ("notebook_id", "cell_id"), grades)
         _merged(connection, api.Comment, ("notebook_id", "cell_id"), comments)
 
@@ -230,11 +230,11 @@ class Gradebook:
             tasks | {cell.name: cell.id for cell in found.solution_cells},
         )
 
-    def _penalties(self, page: Page) -> None:
+    def _penalties(self, entry: Entry) -> None:
         where = {
-            "student": page.learner,
-            "assignment": page.lesson,
-            "notebook": page.lesson,
+            "student": entry.learner,
+            "assignment": entry.lesson,
+            "notebook": entry.lesson,
             "db_url": self.directory.db_url,
         }
         empty = nbformat.v4.new_notebook()

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -123,17 +122,14 @@ def judge(
     return ExerciseResult(exercise.name, tuple(ordered))
 
 
-_glances: WeakKeyDictionary[Case, dict[Any, Glance]] = WeakKeyDictionary()
-
-
 def _glance(
     cases: Sequence[Case], names: tuple[str, ...], tolerance: Callable[[Case], float], about: Any
 ) -> Glance:
     """The same for every submission of a round, so made once; `about` stands for `tolerance`."""
-    of_case = _glances.setdefault(cases[0], {})
-    known = of_case.get((names, about))
+    kept = cases[0].glances
+    known: Glance | None = kept.get((names, about))
     if known is None or known.cases != tuple(cases):
-        known = of_case[names, about] = Glance(cases, names, tolerance)
+        known = kept[names, about] = Glance(cases, names, tolerance)
     return known
 
 

@@ -229,13 +229,14 @@ class Work:
 def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
     """Read every file; of several by one learner for one lesson the newest readable counts.
 
-    One whose place says all that is asked here is parsed when it is graded.
+    One whose place or name says all that is asked here is parsed when it is graded.
     """
     works: dict[tuple[str, str], Work] = {}
     submissions = sorted(submissions, key=_age)
-    rivals = Counter((submission.learner, submission.lesson) for submission in submissions)
-    for submission in submissions:
-        path, name, reason, data = submission.path, submission.lesson, "", b""
+    names = [s.lesson or (s.path.stem in course.lessons and s.path.stem) or "" for s in submissions]
+    rivals = Counter((s.learner, name) for s, name in zip(submissions, names, strict=True))
+    for submission, name in zip(submissions, names, strict=True):
+        path, reason, data = submission.path, "", b""
         alone = rivals[submission.learner, name] + rivals[submission.learner, ""] == 1
         try:
             data = read_bytes(path)

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,16 +105,28 @@ def take(result: Any, *names: str) -> tuple[Any, ...]:
 
 
 def numeric_gradient(f: Callable[[Any], Any], x: Any, dout: Any, h: float = 1e-5) -> np.ndarray:
-    """The gradient of sum(dout * f(x)) by central differences, in float64: x's shape."""
+    """The gradient of sum(dout * f(x)) by central differences, in float64: x's shape.
+
+    Unwatched, at torch's own speed: a probe asks for it last, when what it judges is done.
+    """
     x = np.array(x, dtype=float)
     gradient = np.zeros_like(x)
-    for index in np.ndindex(x.shape):
-        ahead, behind = x.copy(), x.copy()
-        ahead[index] += h
-        behind[index] -= h
-        change = np.asarray(f(ahead), dtype=float) - np.asarray(f(behind), dtype=float)
-        gradient[index] = (change * dout).sum() / (2 * h)
+    with _unwatched():
+        for index in np.ndindex(x.shape):
+            ahead, behind = x.copy(), x.copy()
+            ahead[index] += h
+            behind[index] -= h
+            change = np.asarray(f(ahead), dtype=float) - np.asarray(f(behind), dtype=float)
+            gradient[index] = (change * dout).sum() / (2 * h)
     return gradient
+
+
+def _unwatched() -> Any:
+    if "torch" not in sys.modules:
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 def run_probe(
@@ -167,22 +179,34 @@ def _torch_modes(put_back: tuple[bool, Any] | None = None) -> tuple[bool, Any] |
 def _watched(operations: list[str], device: str | None, watch: bool) -> Any:
     """Records torch's operations, where torch is in use; on the meta device, refuses those that
     mix tensors of two devices, as a GPU would."""
-    torch = sys.modules.get("torch")
-    if torch is None or not watch:
+    if "torch" not in sys.modules or not watch:
         return contextlib.nullcontext()
+    return _watch_class()(operations, device == "meta")
+
+
+@lru_cache
+def _watch_class() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
     class Watch(TorchDispatchMode):
+        def __init__(self, operations: list[str], strict: bool) -> None:
+            super().__init__()
+            self.operations, self.strict, self.known = operations, strict, set[Any]()
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # else torch wraps what follows, which takes longer than most operations
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-            name = str(func)
-            if name not in operations and len(operations) < 300:
-                operations.append(name)
-            if device == "meta":
-                _must_agree(name, tree_leaves((args, kwargs or {})))
+            if func not in self.known and len(self.known) < 300:
+                self.known.add(func)
+                self.operations.append(str(func))
+            if self.strict:
+                _must_agree(str(func), tree_leaves((args, kwargs or {})))
             return func(*args, **(kwargs or {}))
 
-    return Watch()
+    return Watch
 
 
 def _must_agree(operation: str, leaves: list[Any]) -> None:
@@ -349,7 +373,8 @@ def from_json(data: Any) -> Value:
 
 
 def to_wire(value: Value, numbers: list[np.ndarray]) -> Any:
-    """A Value as JSON, but its floats, which go to `numbers`: those of a message travel as one."""
+    """A Value as JSON without its floats, which are appended to `numbers`; `packed` sends those of
+    a whole message as one block."""
     if value.array is None or value.array.dtype != FLOAT:
         return to_json(value)
     numbers.append(value.array.ravel())

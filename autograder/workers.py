@@ -8,7 +8,6 @@ time the caller says what becomes of it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -19,13 +18,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
-from autograder.sandbox import parent
+from autograder.sandbox import isolation, parent
+
+R = TypeVar("R")
+Arguments = tuple[Any, ...]
 
 BREATH = 0.05  # seconds in which some more get done: they are written in one transaction
 AHEAD = 3  # tasks that a worker holds beside the one it is busy with
-ENDED = "the process that graded it ended, twice: not enough memory?"
 
 
 def cores() -> list[int]:
@@ -36,24 +37,29 @@ def cores() -> list[int]:
 
 
 def mapped(
-    task: Callable[..., Any],
-    waiting: Sequence[tuple[Any, ...]],
+    task: Callable[..., R],
+    waiting: Sequence[Arguments],
     jobs: int,
-    lost: Callable[..., Any],
-) -> Generator[list[Any], None, None]:
+    lost: Callable[..., R],
+) -> Generator[list[R], None, None]:
     """What the task returns for each tuple of arguments, in whatever order, some at a time.
 
-    One at a time needs no other process. Closing the iterator ends what is not done.
+    One at a time needs no other process, and macOS, where forks of a process with torch in it are
+    not safe, gets none. `lost(*arguments, why)` stands for a task that ended its worker twice.
+    Closing the iterator ends what is not done.
     """
     jobs = min(jobs, len(waiting))
-    if jobs <= 1:
+    if jobs <= 1 or sys.platform == "darwin":
         for arguments in waiting:
             yield [task(*arguments)]
         return
-    left, again = deque(waiting), set[int]()
     places = cores()
-    workers = [_Worker(task, places[n % len(places)]) for n in range(jobs)]
+    all_busy = jobs == len(places)  # else the system knows better which core is free
+    left, again = deque(waiting), set[int]()
+    workers: list[_Worker] = []
     try:
+        for number in range(jobs):
+            workers.append(_Worker(task, places[number] if all_busy else None))
         while True:
             for many in range(1, AHEAD + 2):
                 for worker in workers:
@@ -64,25 +70,27 @@ def mapped(
                 break
             wait([worker.pipe for worker in busy])
             time.sleep(BREATH)
-            batch = []
+            batch: list[R] = []
             for place, worker in enumerate(workers):
                 try:
                     for done in worker.take():
                         batch.append(done)
                 except (EOFError, OSError):
+                    worker.kill()
                     first, *others = worker.doing
                     left.extendleft(reversed(others))
                     if id(first) in again:
-                        batch.append(lost(*first, ENDED))
+                        batch.append(lost(*first, worker.ended))
                     else:
                         again.add(id(first))
                         left.append(first)
-                    worker.kill()
                     workers[place] = _Worker(task, worker.core)
             if batch:
                 yield batch
         for worker in workers:
             worker.end()
+        for worker in workers:
+            worker.process.join()
     finally:
         for worker in workers:
             worker.kill()
@@ -91,20 +99,35 @@ def mapped(
 class _Worker:
     """One process, and the tasks that it was given."""
 
-    def __init__(self, task: Callable[..., Any], core: int) -> None:
+    def __init__(self, task: Callable[..., Any], core: int | None) -> None:
         self.core = core
-        self.doing: deque[tuple[Any, ...]] = deque()
+        self.doing: deque[Arguments] = deque()
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, task, core), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(self.pipe, theirs, task, core), daemon=True
+        )
         gc.freeze()  # what is there now stays shared
-        with warnings.catch_warnings():  # numpy's idle threads, which outlive no fork
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.process.start()
-        gc.unfreeze()
-        theirs.close()
+        try:
+            with warnings.catch_warnings():  # numpy's idle threads, which outlive no fork
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.process.start()
+        except BaseException:
+            self.pipe.close()
+            raise
+        finally:
+            gc.unfreeze()
+            theirs.close()
 
-    def give(self, arguments: tuple[Any, ...]) -> None:
+    @property
+    def ended(self) -> str:
+        """Why a task has no result."""
+        code = self.process.exitcode or 0
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        memory = ": not enough memory?" if code == -signal.SIGKILL else ""
+        return f"the process that graded it ended twice ({how}{memory})"
+
+    def give(self, arguments: Arguments) -> None:
         self.doing.append(arguments)
         with contextlib.suppress(OSError):  # it ended: what it was given comes back with its pipe
             self.pipe.send(arguments)
@@ -119,28 +142,35 @@ class _Worker:
     def end(self) -> None:
         """Let it go home: it closes its warm parent."""
         with contextlib.suppress(OSError):
-            self.pipe.send(None)  # closing would not do: later forks hold our end, too
-        self.process.join()
+            self.pipe.send(None)  # closing would not do: workers begun later hold our end, too
 
     def kill(self) -> None:
         self.pipe.close()
-        self.process.kill()
+        if self.process.is_alive():
+            self.process.kill()
         self.process.join()
 
 
-def _serve(pipe: Connection, task: Callable[..., Any], core: int) -> None:
+def _serve(ours: Connection, pipe: Connection, task: Callable[..., Any], core: int | None) -> None:
     """A worker's life: tasks come in, results go out, until there is none."""
+    ours.close()  # else we would never see it end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when it ends, so do we
-    if hasattr(os, "sched_setaffinity"):  # who waits for its child had better wait on its core:
-        os.sched_setaffinity(0, {core})  # the two never run at once, and waking others takes long
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    isolation.end_with_parent()
+    if core is not None:  # who waits for its child had better wait on its core: the two never
+        os.sched_setaffinity(0, {core})  # run at once, and waking another one takes long
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     try:
-        for arguments in iter(pipe.recv, None):
+        while (arguments := _next(pipe)) is not None:
             pipe.send(task(*arguments))
-    except (EOFError, OSError):
-        pass
     finally:
         parent.close_all()
+
+
+def _next(pipe: Connection) -> Arguments | None:
+    try:
+        found: Arguments | None = pipe.recv()
+    except (EOFError, OSError):  # the first process is gone
+        return None
+    return found

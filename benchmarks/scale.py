@@ -3,12 +3,13 @@
     python benchmarks/scale.py [--students 3000] [--jobs 2]
 
 Grades a class of lesson 02 into a course directory and prints, for each tenth of it, how fast it
-was and how much memory the grader holds.
+was and how much memory the grader and the largest of its workers hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 import time
@@ -45,9 +46,9 @@ def run(room: Path, students: int, jobs: int) -> None:
         count += 1
         if count % tenth == 0:
             now = time.monotonic()
-            print(
-                f"{count:6}  {tenth / (now - begun):6.1f} a second  {memory():5.0f} MB", flush=True
-            )
+            workers = [memory(process.pid) for process in multiprocessing.active_children()]
+            print(f"{count:6}  {tenth / (now - begun):6.1f} a second  {memory('self'):5.0f} MB  "
+                  f"{max(workers, default=0):5.0f} MB", flush=True)  # fmt: skip
             begun = now
 
     summary = classroom.grade_room(room, this, jobs=jobs, tell=tell)
@@ -59,9 +60,9 @@ def run(room: Path, students: int, jobs: int) -> None:
     assert len(summary.briefs) == again.again == students
 
 
-def memory() -> float:
-    """Megabytes that this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def memory(process: int | str) -> float:
+    """Megabytes that a process holds now."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

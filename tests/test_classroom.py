@@ -131,7 +131,7 @@ def test_a_graded_notebook_shows_what_each_cell_printed_and_raised():
 def test_a_new_gradebook_has_the_version_that_nbgrader_would_give_it(tmp_path):
     url = f"sqlite:///{tmp_path}/gradebook.db"
     for _ in range(2):
-        classroom._begin(url)
+        classroom._stamp_version(url)
     with Gradebook(url, "normalization") as ours, Gradebook("sqlite://", "normalization") as theirs:
         asked = text("select * from alembic_version")
         assert list(ours.db.execute(asked)) == list(theirs.db.execute(asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import shutil
 import signal
@@ -184,13 +185,14 @@ def test_what_cannot_be_read_is_found_when_it_is_graded_and_stays_known(room, tm
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_run_again_the_gradebook_is_the_same(room, tmp_path) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_killed_at_any_moment_and_run_again_the_gradebook_is_the_same(jobs, room, tmp_path) -> None:
     whole = shutil.copytree(room, tmp_path / "whole")
     classroom.grade_room(whole, OURS)
     killed = shutil.copytree(room, tmp_path / "killed")
     for done in (1, 3, 5):  # results that are there when it is killed
         run = subprocess.Popen(
-            [sys.executable, "-m", "autograder.cli", "grade", str(killed), "--jobs", "1"],
+            [sys.executable, "-m", "autograder.cli", "grade", str(killed), "--jobs", jobs],
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         place = killed / "results" / LESSON
@@ -374,6 +376,34 @@ def test_a_lesson_that_got_an_exercise_after_its_release_is_a_sentence(room, tmp
     classroom.NbGraderAPI(config=classroom._config(mine)).generate_assignment(LESSON, force=True)
     classroom.grade_room(mine, OURS)
     assert name in str(rows(mine))
+
+
+def test_a_stopped_run_of_several_workers_leaves_none(folder, tmp_path) -> None:
+    def stop(data: results.Data) -> None:
+        raise UserError("stop")
+
+    with pytest.raises(UserError, match="stop"):
+        graded(folder, tmp_path, jobs=2, tell=stop)
+    assert multiprocessing.active_children() == []
+    assert graded(folder, tmp_path, jobs=2).again == 1
+
+
+def test_who_ends_two_workers_needs_a_person_and_is_tried_again(
+    folder, undisturbed, tmp_path, monkeypatch
+) -> None:
+    real = engine.grade_one
+
+    def grade_one(course, terms, work, limits=None):
+        if work.learner == "learner-3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(course, terms, work, limits)
+
+    monkeypatch.setattr(engine, "grade_one", grade_one)
+    summary = graded(folder, tmp_path, jobs=2)
+    assert any("learner-3" in line and "SIGKILL" in line for line in summary.for_a_person())
+    monkeypatch.undo()
+    assert graded(folder, tmp_path, jobs=2).again == len(undisturbed) - 1
+    assert kept(tmp_path) == undisturbed
 
 
 def test_a_run_that_is_stopped_begins_nothing_more(folder, tmp_path, monkeypatch) -> None:

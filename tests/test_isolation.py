@@ -576,3 +576,13 @@ def test_the_class_secret_is_out_of_reach(tmp_path) -> None:
     secret = classroom.class_secret(tmp_path)
     path = tmp_path / ".autograder" / "secret"
     assert secret.hex() not in captured(f"print(open({str(path)!r}).read())")
+
+
+def test_huge_pages_change_nothing_but_how_memory_lies() -> None:
+    code = (
+        "from autograder.sandbox import isolation\nimport numpy as np\nheld = np.arange(4e6)\n"
+        "isolation.huge_pages()\nassert held.sum() == 7999998000000.0\nprint('unharmed')"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("unharmed\n", "")

@@ -28,7 +28,7 @@ from helpers import (
     verdicts,
 )
 
-from autograder.compare import outcomes_agree
+from autograder.compare import Glance, outcomes_agree
 from autograder.display import as_html, block, text, told
 from autograder.exercise import Case, Exercise, Failure, Outcome
 from autograder.judge import (
@@ -310,6 +310,23 @@ def is_just(name: str, cases: list[Case], outcomes: Mapping[str, Outcome]) -> bo
         outcomes_agree(case.of_mistake(name), outcomes[case.id], case.expected.outputs, 1e-6)
         for case in cases
     )
+
+
+@pytest.mark.parametrize(("course", "lesson", "exercise"), EXERCISES, ids=ids(EXERCISES))
+def test_what_is_seen_at_a_glance_is_what_a_look_at_each_case_says(
+    course: Any, lesson: str, exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = cases_of(course.bank(lesson), exercise)
+    said = {c.id: c.expected for c in cases}
+    variants = [said, *({c.id: c.of_mistake(m.name) for c in cases} for m in exercise.mistakes)]
+    for change in ({"dtype": "float32"}, {"type": "list"}, {"shape": (1, 2, 3)}, {"array": None}):
+        last = cases[-1]
+        changed = {n: replace(v, **change) for n, v in last.expected.outputs.items()}
+        variants.append(said | {last.id: Outcome(changed)})
+    variants.append(said | {cases[0].id: Outcome({})})
+    seen = [judge(exercise, cases, outcomes).as_dict() for outcomes in variants]
+    monkeypatch.setattr(Glance, "tells", lambda *ignored: (False, False))
+    assert seen == [judge(exercise, cases, outcomes).as_dict() for outcomes in variants]
 
 
 # ---- messages ------------------------------------------------------------------------------

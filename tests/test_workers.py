@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -57,10 +58,36 @@ def test_what_ends_its_process_twice_is_lost_and_nothing_else() -> None:
             os._exit(1)
         return str(number)
 
-    found = sorted(mapped(task, 12))
-    assert found == sorted([str(n) for n in range(12) if n not in (0, 5)]
-                           + [f"lost {n}: {workers.ENDED}" for n in (0, 5)])  # fmt: skip
+    why = "the process that graded it ended twice (exit code 1)"
+    expected = [f"lost {n}: {why}" if n in (0, 5) else str(n) for n in range(12)]
+    assert sorted(mapped(task, 12)) == sorted(expected)
     assert multiprocessing.active_children() == []
+
+
+def test_an_exception_is_told_and_the_worker_s_end_is_not_called_memory(capfd) -> None:
+    def task(number):
+        raise ValueError("of ours")
+
+    assert mapped(task, 2) == [
+        f"lost {n}: the process that graded it ended twice (exit code 1)" for n in (0, 1)
+    ]
+    assert "ValueError: of ours" in capfd.readouterr().err
+
+
+def test_a_fork_that_fails_leaves_no_worker(monkeypatch) -> None:
+    real, calls = os.fork, []
+
+    def fork():
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(11, "Resource temporarily unavailable")
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(OSError, match="Resource"):
+        mapped(abs, 9, 4)
+    assert multiprocessing.active_children() == []
+    assert gc.get_freeze_count() == 0
 
 
 def test_closing_ends_what_is_not_done() -> None:
@@ -75,18 +102,22 @@ def test_closing_ends_what_is_not_done() -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_no_worker_outlives_the_process_that_began_it(tmp_path) -> None:
+@pytest.mark.parametrize("prepare", ["", "workers.isolation.end_with_parent = lambda: None\n"])
+def test_no_worker_outlives_the_process_that_began_it(prepare, tmp_path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom autograder import workers\n"
-        "def task(number):\n"
-        "    (Path(sys.argv[1]) / str(os.getpid())).touch()\n    time.sleep(60)\n"
-        "list(workers.mapped(task, [(n,) for n in range(4)], 2, print))"
+        + prepare
+        + "def task(number):\n"
+        "    (Path(sys.argv[1]) / str(os.getpid())).touch()\n    time.sleep(1)\n"
+        "list(workers.mapped(task, [(n,) for n in range(400)], 2, print))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT) as run:
-        while len(list(tmp_path.iterdir())) < 2:
+        stop = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < stop:
             time.sleep(0.01)
         run.kill()
     left = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(left) == 2
     stop = time.monotonic() + 30
     while left and time.monotonic() < stop:
         left = [pid for pid in left if Path(f"/proc/{pid}").exists() and not _is_dead(pid)]

@@ -2,8 +2,8 @@
 
 Reads its job from a pipe, a JSON line: cells and limits. When the cells have run, it waits there
 for a line of tasks (probes as source, inputs), and again when they are done: hidden inputs come
-last. To another pipe it writes one JSON line for each cell, and one for the results of each
-criterion (for fewer where they take long or are large).
+last. To another pipe it writes one JSON line for each cell, and one with the results of each probe,
+or several where these take long or are large.
 Nothing of the package but values.py and isolation.py is loaded here: no reference, mistake,
 expected array or seed exists in this process, and what `import autograder` finds is a stub.
 """

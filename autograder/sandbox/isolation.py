@@ -14,10 +14,12 @@ those of asm/unistd_64.h and asm-generic/unistd.h.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 import subprocess
 import sys
@@ -313,6 +315,12 @@ def limit_memory(allowance: int) -> None:
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(score, b"1000")
     os.close(score)
+
+
+def end_with_parent() -> None:
+    """Where the kernel can (Linux), this process is killed when the one that forked it ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def huge_pages() -> None:

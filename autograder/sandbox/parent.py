@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from autograder import devices
 from autograder.course import UserError
 from autograder.drive import asked_for, watched
 from autograder.exercise import Case, Exercise, Failure, Outcome
@@ -107,12 +108,13 @@ class Warm:
     It starts at once, and is waited for when the first child is asked for.
     """
 
-    def __init__(self, preload: Sequence[str], level: str) -> None:
+    def __init__(self, preload: Sequence[str], level: str, gpu: bool = False) -> None:
         self.level = level
         self.home = tempfile.mkdtemp(prefix="submissions-")
         self.folder = os.path.join(self.home, "empty")  # where children work that cannot write
         os.mkdir(self.folder)
         self.ready = False
+        self.process: subprocess.Popen[bytes] | None = None
         self.control, theirs = socket.socketpair()
         self.control.settimeout(120)
         try:
@@ -124,13 +126,12 @@ class Warm:
                     stderr=errors,
                     pass_fds=[theirs.fileno()],
                     cwd=self.folder,
-                    env=_environment(self.home),
+                    env=_environment(self.home, gpu),
                     start_new_session=True,
                 )
             self._say({"sources": _sources(), "preload": list(preload), "level": level})
         except BaseException:
-            self.control.close()
-            _remove(self.home)
+            self.close()
             raise
 
     @property
@@ -142,8 +143,7 @@ class Warm:
         try:
             started = self._hear()
         except (OSError, EOFError) as error:
-            said = Path(self._errors).read_text(errors="replace").strip().split("\n")[-1]
-            raise RuntimeError(f"the sandbox did not start: {said or error}") from None
+            raise RuntimeError(f"the sandbox did not start: {error}") from None
         if "refused" in started:
             raise UserError(f"Cannot isolate learners' code: {started['refused']}. {TRUST}")
         self.ready = True
@@ -160,7 +160,8 @@ class Warm:
         while not answer.endswith(b"\n"):
             more = self.control.recv(1 << 16)
             if not more:
-                raise EOFError("it ended")
+                said = Path(self._errors).read_text(errors="replace").strip().split("\n")[-1]
+                raise EOFError(said or "the sandbox ended")
             answer += more
         return json.loads(answer)
 
@@ -181,11 +182,14 @@ class Warm:
 
     def close(self) -> None:
         self.control.close()  # it ends the child and itself
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            if not self.ready:
+                self.process.kill()  # it is still importing
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         _remove(self.home)
 
 
@@ -193,11 +197,12 @@ _idle: dict[tuple[int, tuple[str, ...], str], list[Warm]] = {}  # by our own pro
 _lock = threading.Lock()
 
 
-def begin(preload: Sequence[str], level: str) -> None:
+def prewarm(preload: Sequence[str], level: str) -> None:
     """Start a warm parent with these modules, for whoever runs the first submission."""
     key = (os.getpid(), tuple(preload), level)
-    if not _idle.get(key):
-        _idle[key] = [Warm(preload, level)]
+    with _lock:
+        if not _idle.get(key):
+            _idle[key] = [Warm(preload, level)]
 
 
 @contextlib.contextmanager
@@ -226,10 +231,15 @@ def close_all() -> None:
                 warm.close()
 
 
-def _environment(home: str) -> dict[str, str]:
+def _environment(home: str, gpu: bool) -> dict[str, str]:
     """Nothing of the instructor's: only what numpy and matplotlib need to start quietly."""
-    keep = ("LANG", "LC_ALL", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES")
-    return {name: os.environ[name] for name in keep if name in os.environ} | {
+    keep = ("LANG", "LC_ALL", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+    kept = {name: os.environ[name] for name in keep if name in os.environ}
+    if not gpu:  # torch starts threads where it sees one, and no fork survives them
+        kept |= {"CUDA_VISIBLE_DEVICES": ""}
+    elif devices.VISIBLE is not None:
+        kept |= {"CUDA_VISIBLE_DEVICES": devices.VISIBLE}
+    return kept | {
         "PATH": "/usr/bin:/bin",
         "HOME": home,
         "TMPDIR": home,
@@ -269,7 +279,7 @@ def run(
     if on_gpu:  # last, in a process that forked nothing before: CUDA must start behind the fork,
         if level != PROCESS:  # and its devices, threads and addresses fit under no policy of ours
             raise ValueError("the GPU pass is for level process only")
-        fresh = Warm((), level)
+        fresh = Warm((), level, gpu=True)
         try:
             wide = replace(limits, memory_bytes=None)
             other = _run(fresh, cells, on_gpu, exercises, wide, Execution())

@@ -12,7 +12,6 @@ and for {"end": patience}, {"code": …, "cpu": …, "peak": …} of the child, 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -25,7 +24,7 @@ import time
 import types
 from typing import Any
 
-MANY = 5  # forks, from which on it pays to make them cheap
+MANY = 5  # at this fork memory is laid into huge pages: for fewer that does not pay
 
 
 def main(
@@ -36,7 +35,7 @@ def main(
 ) -> None:
     try:
         serve(control, preload, level, modules)
-    except OSError:  # the grader is gone in the middle of it
+    except (BrokenPipeError, ConnectionResetError):  # the grader is gone in the middle of it
         pass
     finally:
         shutil.rmtree(os.environ["HOME"], ignore_errors=True)  # it may have been killed
@@ -49,7 +48,7 @@ def serve(
     modules: dict[str, types.ModuleType],
 ) -> None:
     """Fork a child for each request, until the grader is gone."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker's, which started us, is off
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it, which we inherit
     isolation, child = modules["isolation"], modules["child"]
     sys.path[:] = [p for p in sys.path if p.startswith((sys.prefix, sys.base_prefix, "/usr/"))]
     shell = warm(preload, child, modules["values"])
@@ -74,8 +73,7 @@ def serve(
         pid = os.fork()
         if pid == 0:
             try:
-                with contextlib.suppress(Exception):
-                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: when we end, so does it
+                isolation.end_with_parent()
                 control.close()
                 child.begin(*descriptors, rules, message["fork"], shell, modules)
             finally:
@@ -111,7 +109,8 @@ def warm(preload: list[str], child: types.ModuleType, values: types.ModuleType) 
 
 
 def warm_probes(child: types.ModuleType, values: types.ModuleType) -> None:
-    """Some probes: what Python learns of our code while it runs, no child has to learn again."""
+    """Run a probe some fifty times: children inherit our code as Python has specialized it by
+    then (PEP 659)."""
     probe = (
         "def probe(f, x, mode):\n    out, kept = take(f(x), 'a', 'b')\n    return {'out': out}\n"
     )
@@ -130,7 +129,9 @@ def warm_torch(torch: types.ModuleType) -> None:
     torch.set_num_threads(1)
     layer = torch.nn.BatchNorm2d(2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    layer(torch.ones(2, 2, 2, 1)).sum().backward()
+    loss = layer(torch.ones(2, 2, 2, 1)).sum()
+    if not torch.backends.mps.is_available():  # where torch sees a GPU, a fork could not do another
+        loss.backward()
     optimizer.step()
     importlib.import_module("torch.utils._python_dispatch")
     importlib.import_module("torch.utils._pytree")
