@@ -253,7 +253,7 @@ ENDING = {
         "    threading.Thread(target=time.sleep, args=(99,)).start()", RAISED),
     "recursion": ("def again(): again()\nagain()", RAISED),
     "an array of a million million": ("return np.broadcast_to(1.0, (10**6, 10**6)), mean", FAILED),
-    "a gigabyte of text": ("print('x' * 10**9)", PASSED),
+    "megabytes of text": ("print('x' * 3 * 10**8)", PASSED),
 }  # fmt: skip
 
 
