@@ -322,9 +322,11 @@ def _stamp_version(url: str) -> None:
 def _registered(folder: Path, config: Config, name: str) -> None:
     """Make sure that the gradebook knows the lesson: what `nbgrader generate_assignment` does."""
     directory = CourseDirectory(config=config)
-    with api.Gradebook(directory.db_url, directory.course_id) as gradebook:
-        known = [assignment.name for assignment in gradebook.assignments]
-    if name in known:
+    with (
+        contextlib.suppress(api.MissingEntry),  # formgrader adds assignments without a notebook
+        api.Gradebook(directory.db_url, directory.course_id) as gradebook,
+    ):
+        gradebook.find_notebook(name, name)
         return
     done = NbGraderAPI(config=config).generate_assignment(name)
     if not done["success"]:

@@ -130,6 +130,8 @@ class Glance:
         """Whether all numbers are seen to be right, and all forms, too."""
         if not self.possible:
             return False, False
+        if any(outcomes[case.id].failure for case in self.cases):
+            return False, False
         got = [outcomes[case.id].outputs.get(name, ABSENT) for case, name in self.asked]
         forms = [(value.type, value.dtype, value.shape) for value in got]
         arrays = [value.array for value in got if value.array is not None]

@@ -196,7 +196,8 @@ def graded(
 
 def lost(terms: Terms, work: Work, why: str) -> Graded:
     """The result of a submission whose process ended twice while grading it."""
-    return Graded(Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why).as_dict())
+    result = Result(work.learner, work.lesson, str(work.path), NEEDS_PERSON, why, work.others)
+    return Graded(result.as_dict())
 
 
 @dataclass

@@ -244,7 +244,7 @@ def notebook_text(notebook: NotebookNode) -> str:
     frame = nbformat.v4.writes(NotebookNode(notebook, cells=[])) + "\n"
     plain = [json.dumps(cell, sort_keys=True) for cell in notebook.cells]
     cells = ",\n".join((_known_text if len(c) < 20_000 else _cell_text)(c) for c in plain)
-    return frame.replace(f"{CELLS}]", f"{CELLS}\n{cells}\n ]", 1) if cells else frame
+    return frame.replace(f"\n {CELLS}]", f"\n {CELLS}\n{cells}\n ]", 1) if cells else frame
 
 
 def _cell_text(cell: str) -> str:

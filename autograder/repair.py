@@ -59,10 +59,13 @@ def repaired(submitted: NotebookNode, release: NotebookNode) -> tuple[NotebookNo
         else:
             placed += _restored(cell, wanted[key], repairs)
     _insert_missing(placed, wanted, repairs)
-    notebook = NotebookNode(submitted)
-    notebook.cells = _unique_ids(placed)
-    notebook.metadata = nbformat.from_dict(release.metadata)
-    notebook.nbformat_minor = max(notebook.get("nbformat_minor", 0), 5)  # the first with cell ids
+    minor = max(submitted.get("nbformat_minor", 0), 5)  # the first with cell ids
+    notebook = NotebookNode(
+        cells=_unique_ids(placed),
+        metadata=nbformat.from_dict(release.metadata),
+        nbformat=submitted.get("nbformat", 4),
+        nbformat_minor=minor,
+    )
     return notebook, repairs
 
 

@@ -63,23 +63,13 @@ def read_bytes(path: Path) -> bytes:
 
 def parsed(raw: bytes, name: str) -> NotebookNode:
     """The notebook that a file's bytes hold; raises UserError with the reason."""
-    if not raw.strip():
-        raise UserError(f"{name} is empty")
-    if raw.count(b"{") + raw.count(b"[") > MAX_NESTED:
-        raise UserError(f"{name} holds too many lists and objects: clear its outputs")
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
-        text = raw.decode(encoding)
         if name.endswith(".py"):
             import jupytext
 
-            return jupytext.reads(text, fmt="py:percent")
-        data = json.loads(text)
-        if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
-            raise UserError(f"{name} is JSON, but no notebook")
+            return jupytext.reads(_text(raw, name), fmt="py:percent")
+        data = _data(raw, name)
         if "cells" in data:
-            if not isinstance(data["cells"], list):
-                raise UserError(f"{name} holds no cells: save it again")
             cells = [cell for cell in data["cells"] if isinstance(cell, dict)]
             if len(cells) > MAX_CELLS:
                 raise UserError(f"{name} has more than {MAX_CELLS} cells: delete what is not yours")
@@ -100,13 +90,37 @@ def parsed(raw: bytes, name: str) -> NotebookNode:
             return usable(nbformat.reads(json.dumps(data), as_version=4))
     except UserError:
         raise
-    except UnicodeDecodeError:
-        raise UserError(f"{name} is not text in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{name} is not JSON (line {error.lineno}): save it again") from None
     except Exception as error:
         what = " ".join(str(error).split())[:100]
         raise UserError(f"{name} is no readable notebook: {what}") from None
+
+
+def _data(raw: bytes, name: str) -> dict[str, Any]:
+    """The object in a file that may be a notebook; raises UserError with the reason."""
+    if raw.count(b"{") + raw.count(b"[") > MAX_NESTED:
+        raise UserError(f"{name} holds too many lists and objects: clear its outputs")
+    try:
+        data = json.loads(_text(raw, name))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name} is not JSON (line {error.lineno}): save it again") from None
+    except (RecursionError, ValueError) as error:
+        what = " ".join(str(error).split())[:100]
+        raise UserError(f"{name} is no readable notebook: {what}") from None
+    if not isinstance(data, dict) or not ({"cells", "worksheets"} & data.keys()):
+        raise UserError(f"{name} is JSON, but no notebook")
+    if not isinstance(data.get("cells", []), list):
+        raise UserError(f"{name} holds no cells: save it again")
+    return data
+
+
+def _text(raw: bytes, name: str) -> str:
+    if not raw.strip():
+        raise UserError(f"{name} is empty")
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not text in UTF-8") from None
 
 
 def usable(notebook: NotebookNode) -> NotebookNode:
@@ -120,9 +134,10 @@ def usable(notebook: NotebookNode) -> NotebookNode:
         cell["source"] = source.encode("utf-8", "replace").decode()  # half a surrogate pair: "?"
         if not isinstance(cell.get("metadata"), dict):
             cell["metadata"] = nbformat.from_dict({})
-        pictures = cell.get("attachments")
-        if pictures is not None and not _are_attachments(pictures):
-            del cell["attachments"]
+        if "attachments" in cell:
+            cell["attachments"] = nbformat.from_dict(_attachments(cell["attachments"]))
+            if not cell["attachments"]:
+                del cell["attachments"]
         if cell.cell_type == "code":
             cell["outputs"] = []
             cell["execution_count"] = None
@@ -133,12 +148,17 @@ def usable(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def _are_attachments(found: Any) -> bool:
-    """Whether a cell's attachments are {name: {mime type: text}}, as nbformat wants them."""
-    return isinstance(found, dict) and all(
-        isinstance(bundle, dict) and all(isinstance(text, str) for text in bundle.values())
-        for bundle in found.values()
-    )
+def _attachments(found: Any) -> dict[str, dict[str, str]]:
+    """A cell's attachments as {name: {mime type: text}}, as nbformat wants them, lines joined;
+    what is none is left out."""
+    kept: dict[str, dict[str, str]] = {}
+    for name, bundle in found.items() if isinstance(found, dict) else ():
+        for kind, text in bundle.items() if isinstance(bundle, dict) else ():
+            if isinstance(text, list) and all(isinstance(line, str) for line in text):
+                text = "".join(text)
+            if isinstance(text, str):
+                kept.setdefault(name, {})[kind] = text
+    return kept
 
 
 def lesson_of(notebook: NotebookNode, name: str, course: Course) -> str:
@@ -229,7 +249,7 @@ class Work:
 def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
     """Read every file; of several by one learner for one lesson the newest readable counts.
 
-    One whose place or name says all that is asked here is parsed when it is graded.
+    One whose place or name says all that is asked here is taken apart when it is graded.
     """
     works: dict[tuple[str, str], Work] = {}
     submissions = sorted(submissions, key=_age)
@@ -240,7 +260,9 @@ def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
         alone = rivals[submission.learner, name] + rivals[submission.learner, ""] == 1
         try:
             data = read_bytes(path)
-            if not (name and alone):
+            if name and alone and path.suffix.lower() == ".ipynb":
+                _data(data, path.name)  # or it would ask for its lesson's round
+            else:
                 notebook = parsed(data, path.name)
                 name = name or lesson_of(notebook, path.stem, course)
                 reason = "" if name else "no lesson's exercises are in it"

@@ -407,7 +407,8 @@ class Unpacked:
         begin, self.taken = self.taken, self.taken + math.prod(shape)
         if self.taken > self.numbers.size:
             raise ValueError("too few numbers")
-        return Value(kind, dtype, shape, self.numbers[begin : self.taken].reshape(shape), device)
+        array = self.numbers[begin : self.taken].reshape(shape).copy()  # else it keeps all of them
+        return Value(kind, dtype, shape, array, device)
 
     def end(self) -> None:
         """No number may be left."""

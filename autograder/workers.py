@@ -55,11 +55,11 @@ def mapped(
         return
     places = cores()
     all_busy = jobs == len(places)  # else the system knows better which core is free
-    left, again = deque(waiting), set[int]()
+    left, again = deque(range(len(waiting))), set[int]()
     workers: list[_Worker] = []
     try:
         for number in range(jobs):
-            workers.append(_Worker(task, places[number] if all_busy else None))
+            workers.append(_Worker(task, waiting, places[number] if all_busy else None))
         while True:
             for many in range(1, AHEAD + 2):
                 for worker in workers:
@@ -79,12 +79,12 @@ def mapped(
                     worker.kill()
                     first, *others = worker.doing
                     left.extendleft(reversed(others))
-                    if id(first) in again:
-                        batch.append(lost(*first, worker.ended))
+                    if first in again:
+                        batch.append(lost(*waiting[first], worker.ended))
                     else:
-                        again.add(id(first))
+                        again.add(first)
                         left.append(first)
-                    workers[place] = _Worker(task, worker.core)
+                    workers[place] = _Worker(task, waiting, worker.core)
             if batch:
                 yield batch
         for worker in workers:
@@ -97,15 +97,18 @@ def mapped(
 
 
 class _Worker:
-    """One process, and the tasks that it was given."""
+    """One process, and the tasks that it was given, by number: a message that could fill the pipe
+    might wait for ever for one that comes the other way."""
 
-    def __init__(self, task: Callable[..., Any], core: int | None) -> None:
+    def __init__(
+        self, task: Callable[..., Any], waiting: Sequence[Arguments], core: int | None
+    ) -> None:
         self.core = core
-        self.doing: deque[Arguments] = deque()
+        self.doing: deque[int] = deque()
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=_serve, args=(self.pipe, theirs, task, core), daemon=True
+            target=_serve, args=(self.pipe, theirs, task, waiting, core), daemon=True
         )
         gc.freeze()  # what is there now stays shared
         try:
@@ -127,10 +130,10 @@ class _Worker:
         memory = ": not enough memory?" if code == -signal.SIGKILL else ""
         return f"the process that graded it ended twice ({how}{memory})"
 
-    def give(self, arguments: Arguments) -> None:
-        self.doing.append(arguments)
+    def give(self, number: int) -> None:
+        self.doing.append(number)
         with contextlib.suppress(OSError):  # it ended: what it was given comes back with its pipe
-            self.pipe.send(arguments)
+            self.pipe.send(number)
 
     def take(self) -> Iterator[Any]:
         """The results that are there; raises EOFError or OSError where the process ended."""
@@ -151,7 +154,13 @@ class _Worker:
         self.process.join()
 
 
-def _serve(ours: Connection, pipe: Connection, task: Callable[..., Any], core: int | None) -> None:
+def _serve(
+    ours: Connection,
+    pipe: Connection,
+    task: Callable[..., Any],
+    waiting: Sequence[Arguments],
+    core: int | None,
+) -> None:
     """A worker's life: tasks come in, results go out, until there is none."""
     ours.close()  # else we would never see it end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
@@ -162,15 +171,15 @@ def _serve(ours: Connection, pipe: Connection, task: Callable[..., Any], core: i
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     try:
-        while (arguments := _next(pipe)) is not None:
-            pipe.send(task(*arguments))
+        while (number := _next(pipe)) is not None:
+            pipe.send(task(*waiting[number]))
     finally:
         parent.close_all()
 
 
-def _next(pipe: Connection) -> Arguments | None:
+def _next(pipe: Connection) -> int | None:
     try:
-        found: Arguments | None = pipe.recv()
+        number: int | None = pipe.recv()
     except (EOFError, OSError):  # the first process is gone
         return None
-    return found
+    return number

@@ -166,12 +166,14 @@ def test_a_notebook_without_its_lesson_is_pointed_out(toy):
     assert said.endswith("09_gone.ipynb has no solved lesson: delete it.")
 
 
-@pytest.mark.parametrize("name", ["odd", "empty", *OURS.lessons])
+@pytest.mark.parametrize("name", ["odd", "empty", "cells elsewhere", *OURS.lessons])
 def test_a_notebooks_text_is_what_nbformat_writes(name):
     if name in OURS.lessons:
         notebook = nbformat.read(OURS.notebooks / f"{name}.ipynb", as_version=4)
     else:
         notebook = nbformat.v4.new_notebook(metadata={"cells": [], "z": {"é": [1, 2.5, None]}})
+    if name == "cells elsewhere":
+        notebook |= {"a": {"cells": []}, "cells": [nbformat.v4.new_markdown_cell("x")]}
     if name == "odd":
         picture = {"a.png": {"image/png": "aGVsbG8=\n"}}
         shown = nbformat.v4.new_output("display_data", {"text/plain": "a\nb", "text/html": "<b>"})

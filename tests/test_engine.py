@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -182,6 +183,38 @@ def test_what_cannot_be_read_is_found_when_it_is_graded_and_stays_known(room, tm
         assert "unreadable" in line
         assert "is not JSON (line 1): save it again" in line
     assert summary.again == len(summary.briefs) == len(list((room / "submitted").iterdir()))
+
+
+def test_a_file_that_cannot_be_read_asks_for_no_lesson(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    other = OURS.lessons[3]
+    results.write_beside(mine / "submitted" / "learner-0" / other / f"{other}.ipynb", "{")
+    classroom.grade_room(mine, OURS)
+    with Gradebook(f"sqlite:///{mine}/gradebook.db", "normalization") as book:
+        assert [assignment.name for assignment in book.assignments] == [LESSON]
+    path = results.path_of(mine, "learner-0", other, "")
+    assert "is not JSON" in json.loads(path.read_text())["reason"]
+
+
+def test_an_assignment_that_was_added_without_its_notebook_is_released(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    (mine / "gradebook.db").unlink()
+    with Gradebook(f"sqlite:///{mine}/gradebook.db", "normalization") as book:
+        book.add_assignment(LESSON)
+    classroom.grade_room(mine, OURS)
+    assert len(rows(mine)) > 20
+
+
+def test_a_notebook_keeps_its_cells_whatever_else_is_in_it(room, tmp_path) -> None:
+    mine = shutil.copytree(room, tmp_path / "room")
+    path = mine / "submitted" / "learner-0" / LESSON / f"{LESSON}.ipynb"
+    path.write_text(json.dumps({"a": {"cells": []}} | json.loads(path.read_text())))
+    classroom.grade_room(mine, OURS)
+    written = json.loads(
+        (mine / "autograded" / "learner-0" / LESSON / f"{LESSON}.ipynb").read_text()
+    )
+    assert written.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert len(written["cells"]) > 20
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from autograder.grade import Round, grade_notebook
 from autograder.repair import defines, grade_id, kind, repaired, to_run
 from autograder.results import GRADED, REPAIRED
 from autograder.sandbox.parent import Limits
-from autograder.submissions import read_notebook
+from autograder.submissions import parsed, read_notebook
 
 LESSON = "02_batchnorm_forward"
 RELEASE = release()
@@ -534,3 +534,17 @@ def test_a_notebook_that_would_eat_the_grader_is_refused(cells, reason, tmp_path
     )
     with pytest.raises(UserError, match=reason):
         read_notebook(file)
+
+
+def test_pictures_of_an_answer_stay_in_the_lines_that_a_file_has_them_in() -> None:
+    notebook = submission()
+    place = next(n for n, cell in enumerate(notebook.cells) if kind(cell) == "written")
+    pictures = {"p.svg": {"image/svg+xml": "<svg>\n<g/>\n</svg>"}, "q.png": {"image/png": "aGk="}}
+    notebook.cells[place].attachments = pictures
+    mended, _ = repaired(parsed(nbformat.writes(notebook).encode(), "x.ipynb"), RELEASE)
+    assert mended.cells[place].attachments == pictures
+    odd = {"a": 1, "b": {"text/plain": ["x", 2]}, "c": {"text/plain": ["x\n", "y"], "z": None}}
+    data = json.loads(nbformat.writes(notebook))
+    data["cells"][place]["attachments"] = odd
+    mended, _ = repaired(parsed(json.dumps(data).encode(), "x.ipynb"), RELEASE)
+    assert mended.cells[place].attachments == {"c": {"text/plain": "x\ny"}}

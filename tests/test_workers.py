@@ -64,6 +64,12 @@ def test_what_ends_its_process_twice_is_lost_and_nothing_else() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_large_tasks_and_large_results_do_not_wait_for_each_other() -> None:
+    waiting = [(number, "a" * 1_000_000) for number in range(12)]
+    found = workers.mapped(lambda number, text: text * 2, waiting, 2, lost)
+    assert [len(result) for batch in found for result in batch] == [2_000_000] * 12
+
+
 def test_an_exception_is_told_and_the_worker_s_end_is_not_called_memory(capfd) -> None:
     def task(number):
         raise ValueError("of ours")
