@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import textwrap
+from functools import lru_cache
 
 from autograder.judge import FAILED, NOT_ATTEMPTED, PASSED, CriterionResult, ExerciseResult
 
@@ -75,12 +76,17 @@ def block(exercise: str, criterion: CriterionResult) -> list[str]:
     """One failed criterion, at most 12 lines."""
     lines = [f"{_mark(criterion.verdict)} {criterion.name}: {criterion.message.headline}"]
     for label, content in criterion.message.rows:
-        wrapped = textwrap.wrap(content, COLUMNS - LABEL, break_on_hyphens=False) or [""]
+        wrapped = _wrapped(content)
         if len(wrapped) > 2:
             wrapped = [wrapped[0], wrapped[1][: COLUMNS - LABEL - 2] + " …"]
         lines.append(f"  {label:<{LABEL - 2}}{wrapped[0]}")
         lines += [" " * LABEL + line for line in wrapped[1:]]
     return lines[:12]
+
+
+@lru_cache(maxsize=1000)  # asked for by the text, by the HTML, and by the next learner
+def _wrapped(content: str) -> list[str]:
+    return textwrap.wrap(content, COLUMNS - LABEL, break_on_hyphens=False) or [""]
 
 
 STYLE = """<style scoped>

@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -140,6 +141,12 @@ def warm_torch(torch: types.ModuleType) -> None:
 def end(pid: int, patience: float) -> tuple[int, Any]:
     """Wait so long for the child, then end it and all that it left in its session; reap it."""
     stop = time.monotonic() + patience
+    with contextlib.suppress(OSError, AttributeError):  # Linux
+        gone = os.pidfd_open(pid)
+        try:
+            select.select([gone], [], [], patience)
+        finally:
+            os.close(gone)
     found, status, usage = os.wait4(pid, os.WNOHANG)
     while not found and time.monotonic() < stop:
         time.sleep(0.002)
