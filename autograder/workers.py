@@ -26,7 +26,7 @@ R = TypeVar("R")
 Arguments = tuple[Any, ...]
 
 BREATH = 0.05  # seconds in which some more get done: they are written in one transaction
-AHEAD = 3  # tasks that a worker holds beside the one it is busy with
+AHEAD = 7  # tasks that a worker holds beside the one it is busy with
 
 
 def cores() -> list[int]:

@@ -1,8 +1,8 @@
 """Runs one learner's cells and probes, in a process that the warm parent forked for them.
 
-Reads its job from a pipe, a JSON line: cells and limits. When the cells have run, it waits there
-for a line of tasks (probes as source, inputs), and again when they are done: hidden inputs come
-last. To another pipe it writes one JSON line for each cell, and one with the results of each probe,
+Reads a line of JSON from a pipe: cells, and the probes' source. When the cells have run, it waits
+there for a line of tasks (which probe, which inputs), and again when they are done: hidden inputs
+come last. To another pipe it writes a line for each cell, and one with the results of each probe,
 or several where these take long or are large.
 Nothing of the package but values.py and isolation.py is loaded here: no reference, mistake,
 expected array or seed exists in this process, and what `import autograder` finds is a stub.
@@ -140,8 +140,8 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
     """Run the cells, then tasks as they come, until an empty line."""
     namespace, hard = shell.user_ns, job["cpu_total"]
     say(event="ready")
-    cells = json.loads(go_on.readline())
-    for index, cell in enumerate(cells):
+    given = json.loads(go_on.readline())
+    for index, cell in enumerate(given["cells"]):
         if index in job["skip_cells"]:
             continue
         cpu_limit(job["cpu_cell"], hard)
@@ -165,6 +165,7 @@ def work(say: Any, go_on: Any, job: dict[str, Any], shell: Any, values: types.Mo
             there = task["exercise"] in namespace
             found, many = {"missing": True}, 0
             if there:
+                task["probe"] = given["probes"][task["probe"]]
                 found, many = run_task(task, namespace, values, numbers)
             results.append({"index": task["index"], **found})
             size += many

@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 from autograder import devices
 from autograder.course import UserError
 from autograder.drive import asked_for, watched
-from autograder.exercise import Case, Exercise, Failure, Outcome
+from autograder.exercise import Case, Exercise, Failure, Outcome, Probe
 from autograder.sandbox import isolation
 from autograder.sandbox.wire import Conversation, Execution, Pipes
 from autograder.values import to_json
@@ -298,6 +298,8 @@ def _run(
     done: Execution,
 ) -> Execution:
     tasks = [_task(case, exercises[case.exercise], n) for n, case in enumerate(cases)]
+    probes = dict(_probe_of(case, exercises[case.exercise]) for case in cases)
+    given = json.dumps({"cells": list(cells), "probes": probes})
     skip_cells: set[int] = set()
     finished: set[int] = set()
     stop = time.monotonic() + 2 * limits.wall_total
@@ -307,7 +309,7 @@ def _run(
             "skip_cells": sorted(skip_cells),
             **{name: getattr(limits, name) for name in Limits.__dataclass_fields__},
         }
-        busy, why = _one_child(warm, job, cells, tasks, cases, done, finished, limits)
+        busy, why = _one_child(warm, job, len(cells), given, tasks, cases, done, finished, limits)
         if busy == ("end", -1):
             return done
         kind, index = busy
@@ -334,6 +336,18 @@ def _shared_fate(index: int, cases: Sequence[Case]) -> set[int]:
     return {n for n, case in enumerate(cases) if case.exercise == cases[index].exercise}
 
 
+def _probe_of(case: Case, exercise: Exercise) -> tuple[str, str]:
+    """A name for a case's probe, and its source, which is sent once."""
+    probe = exercise.criterion(case.criterion).probe
+    assert probe is not None
+    return f"{case.exercise}: {probe.__name__}", _source(probe)
+
+
+@lru_cache(maxsize=1000)
+def _source(probe: Probe) -> str:
+    return textwrap.dedent(inspect.getsource(probe))
+
+
 _tasks: WeakKeyDictionary[Case, tuple[Any, str]] = WeakKeyDictionary()
 
 
@@ -345,7 +359,7 @@ def _task(case: Case, exercise: Exercise, index: int) -> str:
     if probe is not criterion.probe:
         task = {
             "exercise": case.exercise,
-            "probe": textwrap.dedent(inspect.getsource(criterion.probe)),
+            "probe": _probe_of(case, exercise)[0],
             "probe_name": criterion.probe.__name__,
             "inputs": {name: to_json(value) for name, value in case.inputs.items()},
             "where": asked_for(criterion, dtype=case.dtype or "float32", device=case.device),
@@ -360,7 +374,8 @@ def _task(case: Case, exercise: Exercise, index: int) -> str:
 def _one_child(
     warm: Warm,
     job: dict[str, Any],
-    cells: Sequence[str],
+    many: int,
+    given: str,
     tasks: Sequence[str],
     cases: Sequence[Case],
     done: Execution,
@@ -369,13 +384,13 @@ def _one_child(
 ) -> tuple[tuple[str, int], Failure]:
     """Run one child to its end: what it was busy with then, and why it ended."""
     nonsense, timed_out = "", False
-    to_run = [n for n in range(len(cells)) if n not in job["skip_cells"]]
+    to_run = [n for n in range(many) if n not in job["skip_cells"]]
     talk = Conversation(to_run, tasks, cases, done, finished)
     with _folder_for(warm) as folder, Pipes() as pipes:
         warm.fork(job, pipes.messages, pipes.tasks, folder)
         pipes.forked()
         try:
-            pipes.give(json.dumps(list(cells)))
+            pipes.give(given)
             for event in pipes.events(limits.wall, limits.wall_total):
                 if event.get("event") == "refused" and not talk.ready:
                     raise UserError(f"Cannot isolate learners' code: {event.get('why')}. {TRUST}")
