@@ -128,6 +128,7 @@ def test_a_graded_notebook_shows_what_each_cell_printed_and_raised():
     assert shown["identity_affine"] == ""
 
 
+@pytest.mark.slow
 def test_a_new_gradebook_has_the_version_that_nbgrader_would_give_it(tmp_path):
     url = f"sqlite:///{tmp_path}/gradebook.db"
     for _ in range(2):

@@ -196,6 +196,7 @@ def test_a_file_that_cannot_be_read_asks_for_no_lesson(room, tmp_path) -> None:
     assert "is not JSON" in json.loads(path.read_text())["reason"]
 
 
+@pytest.mark.slow
 def test_an_assignment_that_was_added_without_its_notebook_is_released(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     (mine / "gradebook.db").unlink()
@@ -250,6 +251,7 @@ def test_a_gradebook_that_was_deleted_is_filled_again(room, tmp_path) -> None:
     assert summary.again == 1  # the unreadable one
 
 
+@pytest.mark.slow
 def test_an_older_gradebook_and_lost_notebooks_are_filled_again(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     classroom.grade_room(mine, OURS)
@@ -376,6 +378,7 @@ def test_a_full_disk_stops_the_run_clearly_and_the_next_one_goes_on(
     assert kept(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_locked_gradebook_stops_the_run_clearly_and_nothing_is_half_written(
     room, tmp_path
 ) -> None:
@@ -397,6 +400,7 @@ def test_a_damaged_gradebook_is_a_sentence(room, tmp_path) -> None:
         classroom.grade_room(mine, OURS)
 
 
+@pytest.mark.slow
 def test_a_lesson_that_got_an_exercise_after_its_release_is_a_sentence(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     with Gradebook(f"sqlite:///{mine}/gradebook.db", "normalization") as book:
@@ -491,6 +495,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_local_results(
     assert kept(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_a_sentence(folder, tmp_path, monkeypatch) -> None:
     pytest.importorskip("distributed")
     with pytest.raises(UserError, match="There is no Dask scheduler at nowhere"):

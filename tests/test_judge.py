@@ -312,6 +312,7 @@ def is_just(name: str, cases: list[Case], outcomes: Mapping[str, Outcome]) -> bo
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("course", "lesson", "exercise"), EXERCISES, ids=ids(EXERCISES))
 def test_what_is_seen_at_a_glance_is_what_a_look_at_each_case_says(
     course: Any, lesson: str, exercise: Exercise, monkeypatch: pytest.MonkeyPatch
