@@ -241,6 +241,7 @@ def test_killed_at_any_moment_and_run_again_the_gradebook_is_the_same(jobs, room
     assert kept(killed, "file", "key") == kept(whole, "file", "key")
 
 
+@pytest.mark.slow
 def test_a_gradebook_that_was_deleted_is_filled_again(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     classroom.grade_room(mine, OURS)
@@ -321,6 +322,7 @@ def test_two_of_one_name_from_two_places_are_two(folder, tmp_path) -> None:
     assert [s.learner for s in alone] == ["anna"]
 
 
+@pytest.mark.slow
 def test_a_manual_score_survives_a_regrade_and_asks_for_a_look(room, tmp_path) -> None:
     mine = shutil.copytree(room, tmp_path / "room")
     classroom.grade_room(mine, OURS)
@@ -415,6 +417,7 @@ def test_a_lesson_that_got_an_exercise_after_its_release_is_a_sentence(room, tmp
     assert name in str(rows(mine))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_several_workers_leaves_none(folder, tmp_path) -> None:
     def stop(data: results.Data) -> None:
         raise UserError("stop")
