@@ -17,22 +17,23 @@ NO_GPU = "not checked: no GPU"
 NOT_ISOLATED = "not checked on the GPU: its pass cannot be isolated (--isolation process)"
 
 
-VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")  # None: all there are
+CHOICE = "CUDA_VISIBLE_DEVICES"
+SHOWN = {CHOICE: os.environ[CHOICE]} if CHOICE in os.environ else {}  # nothing: all there are
+HIDDEN = {CHOICE: ""}
 
 
 def hide() -> None:
     """Keep GPUs from this process's torch, if it is not loaded yet: where autograd sees one, it
     starts threads that no fork survives."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.update(HIDDEN)
 
 
 @lru_cache
 def has_gpu() -> bool:
     """Whether torch finds a CUDA device; asked in a process of its own, so none starts here."""
     code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    seen = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    seen |= {"CUDA_VISIBLE_DEVICES": VISIBLE} if VISIBLE is not None else {}
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, env=seen)
+    others = {name: text for name, text in os.environ.items() if name != CHOICE}
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, env=others | SHOWN)
     return asked.returncode == 0
 
 

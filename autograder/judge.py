@@ -377,8 +377,6 @@ def _form_result(
         return result(NOT_ATTEMPTED, explain.Message())
     if not any(j.verdict == PASSED for j in everything):
         return result(NOT_CHECKED, explain.form_waits())
-    ran = [(j, case) for j in everything for case in j.cases
-           if not j.outcome[case.id].failure and not case.expected.failure]  # fmt: skip
     faults = [
         (case, name)
         for j in everything
@@ -388,6 +386,8 @@ def _form_result(
     ]
     if not faults:
         return result(PASSED, explain.Message())
+    ran = [(j, case) for j in everything for case in j.cases
+           if not j.outcome[case.id].failure and not case.expected.failure]  # fmt: skip
     faulty = {id(case) for case, _ in faults}
     ran.sort(key=lambda pair: id(pair[1]) not in faulty)  # where most mistakes say otherwise
     mistakes = [m for m in exercise.mistakes if _form_explained(criterion, m, ran)]

@@ -253,7 +253,8 @@ def gather(submissions: Iterable[Submission], course: Course) -> list[Work]:
     """
     works: dict[tuple[str, str], Work] = {}
     submissions = sorted(submissions, key=_age)
-    names = [s.lesson or (s.path.stem in course.lessons and s.path.stem) or "" for s in submissions]
+    named = {lesson: lesson for lesson in course.lessons}
+    names = [s.lesson or named.get(s.path.stem, "") for s in submissions]
     rivals = Counter((s.learner, name) for s, name in zip(submissions, names, strict=True))
     for submission, name in zip(submissions, names, strict=True):
         path, reason, data = submission.path, "", b""

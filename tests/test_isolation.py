@@ -28,6 +28,7 @@ from autograder.sandbox import isolation, parent
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason="this machine cannot isolate")
 
 SECRET = "s3cr3t-4711"
+ROOT = Path(__file__).parent.parent
 IMPATIENT = replace(LIMITS, wall=3)
 LIBC = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 CALL = (
@@ -437,10 +438,9 @@ def test_windows_is_told_where_to_grade() -> None:
         "sys.modules['fcntl'] = sys.modules['resource'] = None\ndel os.fork\n"
         "from autograder import cli\nsys.platform = 'win32'\ncli.main()"
     )
-    root = Path(__file__).parent.parent
     for words, said in ((["doctor"], "WSL 2"), (["grade", "x"], "which Windows cannot")):
         done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=root, capture_output=True, text=True
+            [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True
         )
         assert said in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
@@ -546,8 +546,7 @@ def test_a_parent_that_is_killed_takes_its_child_along() -> None:
         "from test_sandbox import *\nprint(os.getpid(), flush=True)\n"
         "graded(body('while True: pass'), limits=replace(LIMITS, cpu_probe=60))\n"
     )
-    root = Path(__file__).parent.parent
-    with subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         run.stdout.readline()
         time.sleep(3)
@@ -583,6 +582,5 @@ def test_huge_pages_change_nothing_but_how_memory_lies() -> None:
         "from autograder.sandbox import isolation\nimport numpy as np\nheld = np.arange(4e6)\n"
         "isolation.huge_pages()\nassert held.sum() == 7999998000000.0\nprint('unharmed')"
     )
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("unharmed\n", "")
