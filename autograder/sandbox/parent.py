@@ -235,22 +235,19 @@ def _environment(home: str, gpu: bool) -> dict[str, str]:
     """Nothing of the instructor's: only what numpy and matplotlib need to start quietly."""
     keep = ("LANG", "LC_ALL", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
     kept = {name: os.environ[name] for name in keep if name in os.environ}
-    return (
-        kept
-        | (devices.SHOWN if gpu else devices.HIDDEN)
-        | {
-            "PATH": "/usr/bin:/bin",
-            "HOME": home,
-            "TMPDIR": home,
-            "MPLCONFIGDIR": home,
-            "IPYTHONDIR": home,
-            "MPLBACKEND": "Agg",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "NVIDIA_TF32_OVERRIDE": "0",  # else a GPU rounds float32 products to 10 bits
-        }
-    )
+    kept |= devices.SHOWN if gpu else devices.HIDDEN  # autograd that sees one survives no fork
+    return kept | {
+        "PATH": "/usr/bin:/bin",
+        "HOME": home,
+        "TMPDIR": home,
+        "MPLCONFIGDIR": home,
+        "IPYTHONDIR": home,
+        "MPLBACKEND": "Agg",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",  # else a GPU rounds float32 products to 10 bits
+    }
 
 
 # ---- one submission --------------------------------------------------------------------------
